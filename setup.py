@@ -1,0 +1,49 @@
+"""The compiled half of the build: which modules mypyc turns into native code when Sluice is installed.
+
+Everything else about the package stands in pyproject.toml. The same sources run interpreted, slower and otherwise
+alike: `SLUICE_PURE=1 pip install .` compiles nothing. `SLUICE_OPT_LEVEL` is gcc's -O level, 3 unless given.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+# The hot rooms, by pattern below src/sluice; a pattern without a match is a room that is not built yet.
+COMPILED = (
+    "message.py",
+    "clock.py",
+    "metrics.py",
+    "wire/*.py",
+    "broker/*.py",
+    "queues/*.py",
+    "store/*.py",
+    "store/embedded/*.py",
+)
+
+# Modules of those rooms that run once per connection or less, or lean on libraries that carry no types.
+NOT_COMPILED = {"__init__.py", "access.py", "config.py", "listener.py", "websocket.py"}
+
+PACKAGE = Path("src/sluice")
+
+
+def compiled_modules() -> list[str]:
+    """The files to compile, sorted: the order of modules is part of the generated C, and of whether it changed."""
+    found = {path for pattern in COMPILED for path in PACKAGE.glob(pattern)}
+    return sorted(str(path) for path in found if path.name not in NOT_COMPILED)
+
+
+def native_extensions() -> list[Extension]:
+    """One shared library for all modules: calls between them become direct calls in C."""
+    modules = compiled_modules()
+    if os.environ.get("SLUICE_PURE") == "1" or not modules:
+        return []
+    from mypyc.build import mypycify  # not needed, and perhaps not installed, for a pure build
+
+    return mypycify(modules, opt_level=os.environ.get("SLUICE_OPT_LEVEL", "3"), group_name="sluice")
+
+
+if __name__ == "__main__":
+    setup(ext_modules=native_extensions())

@@ -1,0 +1,5 @@
+"""`python -m sluice`, the same as the command `sluice`."""
+
+from sluice.cli import main
+
+main()

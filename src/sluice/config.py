@@ -1,0 +1,160 @@
+"""What can be set, in which range, and what it is when nobody sets it.
+
+The models are plain facts: where values come from (flags, environment, file) is `config_sources`, what they lead to is
+`app`. Nothing here is read while messages flow: rooms copy what they need when they are built.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, BeforeValidator, model_validator
+
+from sluice.fields import Seconds, Section, lasting, number
+from sluice.notation import Address, parse_address, parse_duration
+from sluice.wire.topics import fault_of_filter
+
+NEVER: Final = 0xFFFFFFFF  # the session expiry interval that does not expire (MQTT 5.0 section 3.1.2.11.2)
+MAX_PACKET: Final = 268_435_460  # the largest remaining length, and its fixed header (section 2.1.4)
+
+
+def _address_or_off(value: object) -> object:
+    """The word `off` closes a listener that a default or a lower source has opened."""
+    if not isinstance(value, str):
+        return value
+    return None if value == "off" else parse_address(value)
+
+
+def _session_expiry(value: object) -> int:
+    """MQTT counts session expiry in whole seconds, so a part of one rounds up: never less than was asked for."""
+    if value == "never":
+        return NEVER
+    try:
+        return ceil(parse_duration(value))
+    except ValueError as fault:
+        raise ValueError(f'{fault}, or "never"') from None
+
+
+def _existing_file(path: Path) -> Path:
+    if not path.is_file():
+        raise ValueError("is not a file that exists; give the path of a PEM file")
+    return path
+
+
+def _store_url(value: str) -> str:
+    if value not in ("embedded", "memory") and not value.startswith(("redis://", "rediss://")):
+        raise ValueError("must be embedded, memory, redis://HOST:PORT or rediss://HOST:PORT")
+    return value
+
+
+def _topic_filter(value: str) -> str:
+    fault = fault_of_filter(value.encode(), 65535)
+    if fault:
+        raise ValueError(f"holds {value!r}: {fault}")
+    return value
+
+
+Listener = Annotated[Address | None, BeforeValidator(_address_or_off)]
+PemFile = Annotated[Path, AfterValidator(_existing_file)]
+
+
+class ListenSettings(Section):
+    """The doors for MQTT clients; None is a door that is not opened."""
+
+    mqtt: Listener = Address("127.0.0.1", 1883)
+    mqtts: Listener = None
+    ws: Listener = None
+    wss: Listener = None
+
+
+class TlsSettings(Section):
+    """Who we are on mqtts and wss, and whose certificates a client may show."""
+
+    cert: PemFile | None = None
+    key: PemFile | None = None
+    client_ca: PemFile | None = None  # given: a client must present a certificate that it signed
+
+
+class LogSettings(Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+class QueueTemplate(Section):
+    """What queues get that come into being under a matching name; the first match counts."""
+
+    match: Annotated[str, AfterValidator(_topic_filter)]
+    config: dict[str, object] = {}
+
+
+class QueueSettings(Section):
+    enabled: bool = True  # False makes $queue/... an ordinary topic
+    templates: list[QueueTemplate] = []
+    cache_bytes: Annotated[int, number(0)] = (
+        16_777_216  # bodies of young messages kept in memory, all queues together
+    )
+
+
+class AuthSettings(Section):
+    allow_anonymous: bool | None = None  # None: on loopback only
+
+
+class MqttSettings(Section):
+    """The limits of one client, and of all of them together."""
+
+    max_packet_size: Annotated[int, number(64, MAX_PACKET)] = 2_097_152
+    receive_maximum: Annotated[int, number(1, 65535)] = (
+        1024  # unsettled QoS 1 and 2 publishes from one client
+    )
+    max_inflight: Annotated[int, number(1, 65535)] = (
+        1024  # the same towards it; its own Receive Maximum may be less
+    )
+    topic_alias_maximum: Annotated[int, number(0, 65535)] = 64  # each way; 0 switches aliases off
+    max_keep_alive: Annotated[int, number(0, 65535)] = 0  # seconds; 0 grants whatever the client asks
+    connect_timeout: Annotated[Seconds, lasting(0.01, 3600)] = 10.0  # from accept to a complete CONNECT
+    max_session_expiry: Annotated[int, BeforeValidator(_session_expiry), lasting(0, NEVER)] = NEVER
+    max_queued_messages: Annotated[int, number(1)] = 10_000  # waiting for one client that is away or slow
+    max_queued_bytes: Annotated[int, number(1)] = 67_108_864
+    max_subscriptions: Annotated[int, number(1)] = 10_000  # of one client
+    max_connections: Annotated[int, number(0)] = 0  # 0: as many as the system gives
+    max_retained: Annotated[int, number(0)] = 1_000_000
+    max_topic_levels: Annotated[int, number(1, 65535)] = 128
+    write_buffer_high: Annotated[int, number(1024, 1 << 30)] = (
+        1_048_576  # bytes unsent before a client counts as slow
+    )
+    sys_interval: Annotated[Seconds, lasting(0, 86400)] = 10.0  # between updates of $SYS; 0 switches it off
+    refused_filters: list[Annotated[str, AfterValidator(_topic_filter)]] = []  # nobody may subscribe to these
+    wildcard_subscriptions: bool = True
+    shared_subscriptions: bool = True
+    retain_available: bool = True
+    max_qos: Annotated[int, number(0, 2)] = 2
+
+
+class Settings(Section):
+    """Everything `sluice serve` can be told."""
+
+    data: Path = Path("sluice-data")
+    store: Annotated[str, AfterValidator(_store_url)] = "embedded"
+    http: Listener = Address("127.0.0.1", 8080)
+    grpc: Listener = Address("127.0.0.1", 9090)
+    listen: ListenSettings = ListenSettings()
+    tls: TlsSettings = TlsSettings()
+    log: LogSettings = LogSettings()
+    queues: QueueSettings = QueueSettings()
+    auth: AuthSettings = AuthSettings()
+    mqtt: MqttSettings = MqttSettings()
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Settings:
+        """A secure listener without a certificate would only fail at the first client's handshake."""
+        if (self.tls.cert is None) != (self.tls.key is None):
+            raise ValueError(
+                "tls.cert and tls.key belong together; give both (--tls-cert, --tls-key) or neither"
+            )
+        if (self.listen.mqtts or self.listen.wss) and self.tls.cert is None:
+            raise ValueError(
+                "listen.mqtts and listen.wss need a certificate; give tls.cert and tls.key as well"
+            )
+        return self

@@ -1,0 +1,183 @@
+"""Every way in which Sluice says no.
+
+An error carries what happened (its message) and what to do about it (`do`). It knows facts, not doors: the MQTT, HTTP
+and gRPC doors each have one table that turns a kind of error into their own code. The exception is the family of
+`ProtocolViolation`: it is about MQTT itself, so it carries the reason code that the specification gives the fault.
+"""
+
+from __future__ import annotations
+
+
+class SluiceError(Exception):
+    """The root of all refusals."""
+
+    def __init__(self, what: str, do: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.do = do
+
+    def __str__(self) -> str:
+        return f"{self.what}. {self.do}" if self.do else self.what
+
+
+class ConfigError(SluiceError):
+    """The configuration cannot be used as it is."""
+
+
+class ProtocolViolation(SluiceError):
+    """The peer broke a rule of MQTT; its connection ends with `reason`, and nothing else is touched."""
+
+    reason: int = 0x82  # Protocol Error
+
+    def __init__(self, what: str, do: str = "", reason: int = 0) -> None:
+        super().__init__(what, do)
+        if reason:
+            self.reason = reason
+
+
+class MalformedPacket(ProtocolViolation):
+    """The bytes cannot be a packet."""
+
+    reason = 0x81
+
+
+class PacketTooLarge(ProtocolViolation):
+    """Judged from the fixed header alone, before the bytes are held."""
+
+    reason = 0x95
+
+    def __init__(self, length: int, limit: int) -> None:
+        super().__init__(
+            f"a packet of {length} bytes is larger than the {limit} allowed here",
+            "Send smaller packets, or raise mqtt.max_packet_size on the server",
+        )
+        self.length = length
+        self.limit = limit
+
+
+class InvalidTopic(ProtocolViolation):
+    """A topic name with a wildcard, or one that no server could route."""
+
+    reason = 0x90
+
+
+class UnsupportedVersion(ProtocolViolation):
+    """A CONNECT for a protocol that is neither MQTT 3.1.1 nor MQTT 5.0."""
+
+    reason = 0x84
+
+    def __init__(self, name: str, level: int) -> None:
+        super().__init__(
+            f"protocol {name[:16]!r} level {level} is not spoken here", "Connect with MQTT 3.1.1 or MQTT 5.0"
+        )
+        self.level = level
+
+
+class StoreError(SluiceError):
+    """The place where messages are kept cannot be used as it is."""
+
+
+class StoreLocked(StoreError):
+    def __init__(self, directory: str, holder: str) -> None:
+        super().__init__(
+            f"the store in {directory} is open in another process" + (f", number {holder}" if holder else ""),
+            "Stop that process, or give this one a directory of its own",
+        )
+        self.directory = directory
+
+
+class StoreUnknown(StoreError):
+    """Written by a Sluice that kept its files in another way."""
+
+    def __init__(self, directory: str, found: str, known: int) -> None:
+        super().__init__(
+            f"the store in {directory} has layout {found}, and this Sluice knows layout {known}",
+            "Open it with the version of Sluice that wrote it",
+        )
+        self.directory = directory
+
+
+class StoreDamaged(StoreError):
+    """Bytes that had been written safely are no longer what they were."""
+
+    def __init__(self, path: str, offset: int, what: str, do: str = "") -> None:
+        super().__init__(
+            f"{path} is damaged at byte {offset}: {what}",
+            do or "Restore it from a backup, or open the store with salvage to go on without what is lost",
+        )
+        self.path = path
+        self.offset = offset
+
+
+class StoreFailed(StoreError):
+    """A write or a sync did not succeed. What the disk holds is unknown until the store is opened again."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"the store has stopped: {what}",
+            "Nothing more is acknowledged. Make the disk well, or make room on it, and start again",
+        )
+
+
+class QueueError(SluiceError):
+    """Something about a queue that was refused."""
+
+
+class InvalidQueueName(QueueError):
+    def __init__(self, name: str, fault: str) -> None:
+        super().__init__(f"{name!r} cannot be a queue: {fault}", "Choose a name such as tasks/image")
+
+
+class UnknownQueue(QueueError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no queue {name!r}", "Publish or subscribe to it once, or create it")
+
+
+class QueueExists(QueueError):
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"queue {name!r} is there already", "Change its configuration instead, or delete it first"
+        )
+
+
+class QueueFull(QueueError):
+    def __init__(self, name: str, depth: int) -> None:
+        super().__init__(
+            f"queue {name!r} is full at {depth} messages",
+            "Add consumers, raise limits.max_queue_depth, or set limits.overflow",
+        )
+
+
+class MessageTooLarge(QueueError):
+    def __init__(self, name: str, size: int, limit: int) -> None:
+        super().__init__(
+            f"a message of {size} bytes is larger than the {limit} that queue {name!r} takes",
+            "Send less, or raise limits.max_message_size",
+        )
+
+
+class InvalidPayload(QueueError):
+    def __init__(self, name: str, fault: str) -> None:
+        super().__init__(
+            f"the payload does not fit the schema of queue {name!r}: {fault}", "Mend the payload"
+        )
+
+
+class InvalidQueueConfig(QueueError):
+    """A key that is unknown, or a value out of its range."""
+
+
+class UnknownDelivery(QueueError):
+    def __init__(self, message_id: str) -> None:
+        super().__init__(
+            f"no delivery {message_id!r} waits to be settled in this group",
+            "It was settled before, or the id or the group is another one",
+        )
+
+
+class StaleDelivery(QueueError):
+    def __init__(self, message_id: str) -> None:
+        super().__init__(
+            f"delivery {message_id!r} has passed to another consumer",
+            "Its deadline had passed: work faster, extend it in time, or raise performance.delivery_timeout",
+        )

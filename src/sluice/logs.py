@@ -1,0 +1,100 @@
+"""Log lines for people and for machines, from the same records.
+
+Rooms log through the standard library: `log.info("listener opened", extra={"address": address})`. The event is a
+fixed phrase and the facts are fields, so a line can be searched for either way. Logs speak of the life of listeners,
+connections and stores and never of single messages: at a hundred thousand messages a second the log would be the load.
+
+Two rules hold for both forms. Secrets do not leave: a field whose name says secret, or the password of a URL, is
+starred. And what a peer chose (client ids, topics) cannot forge a line or steer a terminal: control characters are
+written as escapes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from datetime import UTC, datetime
+from typing import Final, TextIO
+
+_OWN_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_SECRET_NAME: Final = re.compile(
+    r"password|passwd|secret|token|credential|authorization|private_key", re.IGNORECASE
+)
+_URL_PASSWORD: Final = re.compile(r"(://[^\s/:@]*:)[^\s/@]+@")
+_PLAIN: Final = re.compile(r"[\w.:/@+*#$,%\[\]-]+", re.ASCII)
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+_STARS: Final = "***"
+
+
+def configure_logs(level: str, form: str, stream: TextIO | None = None) -> None:
+    """Send every logger of the process to `stream` (stderr unless given): stdout is for the ready line alone."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def hide_secrets(text: str) -> str:
+    """Star the password of each URL in `text`."""
+    return _URL_PASSWORD.sub(rf"\1{_STARS}@", text)
+
+
+class TextLines(logging.Formatter):
+    """`2026-03-01T12:00:00.123Z info  sluice.app listener opened address=127.0.0.1:1883`"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = "".join(f" {name}={_quoted(value)}" for name, value in _fields(record).items())
+        event = _visible(hide_secrets(record.getMessage()).replace("\n", "\\n"))
+        line = f"{_time(record)} {record.levelname.lower():<7} {record.name} {event}{fields}"
+        trace = _trace(self, record)
+        return f"{line}\n{_visible(trace)}" if trace else line
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per line: time, level, logger, event, then the fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": hide_secrets(record.getMessage()),
+        }
+        line.update(_fields(record))
+        trace = _trace(self, record)
+        if trace:
+            line["exception"] = trace
+        return json.dumps(line, default=str)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    """What the caller passed as `extra`; logging itself mixes it with the record's own attributes."""
+    return {
+        name: _STARS if _SECRET_NAME.search(name) else _clean(value)
+        for name, value in vars(record).items()
+        if name not in _OWN_ATTRIBUTES
+    }
+
+
+def _clean(value: object) -> object:
+    """Numbers stay numbers for the JSON form; everything else becomes text without passwords."""
+    return value if value is None or isinstance(value, int | float) else hide_secrets(str(value))
+
+
+def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    return hide_secrets(formatter.formatException(record.exc_info)) if record.exc_info else ""
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else _visible(json.dumps(text, ensure_ascii=False))
+
+
+def _visible(text: str) -> str:
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)

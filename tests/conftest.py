@@ -1,0 +1,47 @@
+"""What every test may ask for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+
+import hypothesis
+import pytest
+import uvloop
+
+from tests.brokers import Broker, StartBroker
+
+# A deadline per example measures how busy the machine is; the timeout per test is the guard.
+hypothesis.settings.register_profile("sluice", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("sluice")
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Tests run on the loop that `sluice serve` runs on."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+def start_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartBroker]:
+    """Start brokers with a configuration of the test's own: `start_broker(config="[mqtt]\\nmax_qos = 1")`."""
+    with ExitStack() as running:
+
+        def start(
+            config: str = "", flags: Sequence[str] = (), environ: Mapping[str, str] | None = None
+        ) -> Broker:
+            broker = Broker(tmp_path_factory.mktemp("broker"), config, flags, environ or {})
+            running.callback(broker.stop)
+            return broker
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker as it comes, shared by the tests of one module: use topics and client ids of your own."""
+    running = Broker(tmp_path_factory.mktemp("broker"), "", (), {})
+    yield running
+    running.stop()

@@ -1,0 +1,34 @@
+"""Programs outside Sluice that tests talk to: found, or missed loudly."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+NODE_MODULES = Path(__file__).parent / "node" / "node_modules"
+
+
+def need_program(name: str) -> str:
+    """The path of a program; without it the test fails where it could be installed (CI, root), else it is skipped."""
+    found = shutil.which(name)
+    if found is None:
+        _missing(f"the program {name} is not installed")
+    return found
+
+
+def need_node_package(name: str) -> Path:
+    """The folder of an npm package that scripts/test installs."""
+    folder = NODE_MODULES / name
+    if not folder.is_dir():
+        _missing(f"the npm package {name} is not installed")
+    return folder
+
+
+def _missing(what: str) -> NoReturn:
+    if os.environ.get("CI") == "true" or os.geteuid() == 0:
+        pytest.fail(f"{what}; run scripts/test, which installs it")
+    pytest.skip(f"{what}; run scripts/test, which says what to install")

@@ -1,0 +1,16 @@
+"""Which build is under test: scripts/test runs the suite compiled, and parts of it again interpreted."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from sluice.cli import build
+
+
+def test_the_build_under_test_is_the_one_that_was_asked_for() -> None:
+    expected = os.environ.get("SLUICE_EXPECT")
+    if expected is None:
+        pytest.skip("SLUICE_EXPECT is not set: any build will do")
+    assert build() == expected
