@@ -1,0 +1,407 @@
+"""Bytes to packets. No socket, no clock: a slice of a buffer in, a packet out, or the exception that says why not.
+
+`decode` serves every packet both ways (the broker reads what clients send, the client what brokers send). The two that
+make up nearly all traffic, PUBLISH and the acknowledgements, have functions of their own that a connection calls
+directly. Every read is bounded by `end`: a length inside a packet can lie, the end of the packet cannot.
+"""
+
+from __future__ import annotations
+
+from mypy_extensions import i64
+
+from sluice.errors import InvalidTopic, MalformedPacket, ProtocolViolation, UnsupportedVersion
+from sluice.wire.packets import (
+    V5,
+    V311,
+    Ack,
+    Auth,
+    Connack,
+    Connect,
+    Disconnect,
+    Packet,
+    Pingreq,
+    Pingresp,
+    Publish,
+    Suback,
+    Subscribe,
+    SubscriptionRequest,
+    Unsuback,
+    Unsubscribe,
+    publish_with,
+)
+from sluice.wire.primitives import (
+    read_binary,
+    read_text,
+    read_u16,
+    read_u32,
+    read_varint,
+    varint_size,
+)
+from sluice.wire.properties import (
+    AUTH,
+    CONNACK,
+    CONNECT,
+    DISCONNECT,
+    PINGREQ,
+    PINGRESP,
+    PUBACK,
+    PUBLISH,
+    PUBREL,
+    SUBACK,
+    SUBSCRIBE,
+    UNSUBACK,
+    UNSUBSCRIBE,
+    WILL,
+    read_block,
+)
+from sluice.wire.reasons import SUCCESS, TOPIC_ALIAS_INVALID
+from sluice.wire.topics import check_name, check_utf8
+
+
+def decode(data: bytes, head: i64, at: i64, end: i64, version: i64) -> Packet:
+    """The packet whose fixed header began with `head` and whose body is `data[at:end]`."""
+    kind: i64 = head >> 4
+    flags: i64 = head & 0x0F
+    if kind == PUBLISH:
+        return decode_publish(data, flags, at, end, version)
+    wanted: i64 = 2 if kind == PUBREL or kind == SUBSCRIBE or kind == UNSUBSCRIBE else 0
+    if flags != wanted:  # [MQTT-2.1.3-1]
+        raise MalformedPacket(f"the fixed header of packet type {kind} has flags {flags} instead of {wanted}")
+    if PUBACK <= kind < SUBSCRIBE:
+        return decode_ack(data, kind, at, end, version)
+    if kind == PINGREQ or kind == PINGRESP:
+        if at != end:
+            raise MalformedPacket("a ping carries no bytes")
+        return Pingreq() if kind == PINGREQ else Pingresp()
+    if kind == CONNECT:
+        return _decode_connect(data, at, end)
+    if kind == CONNACK:
+        return _decode_connack(data, at, end, version)
+    if kind == SUBSCRIBE:
+        return _decode_subscribe(data, at, end, version)
+    if kind == UNSUBSCRIBE:
+        return _decode_unsubscribe(data, at, end, version)
+    if kind == SUBACK:
+        return _decode_suback(data, at, end, version)
+    if kind == UNSUBACK:
+        return _decode_unsuback(data, at, end, version)
+    if kind == DISCONNECT:
+        return _decode_disconnect(data, at, end, version)
+    if kind == AUTH:
+        return _decode_auth(data, at, end, version)
+    raise MalformedPacket("packet type 0 is reserved")
+
+
+def decode_publish(data: bytes, flags: i64, at: i64, end: i64, version: i64) -> Publish:
+    qos: i64 = (flags >> 1) & 3
+    if qos == 3:
+        raise MalformedPacket("a PUBLISH has QoS 3")  # [MQTT-3.3.1-4]
+    if qos == 0 and flags & 8:
+        raise MalformedPacket("a QoS 0 PUBLISH has the DUP flag")  # [MQTT-3.3.1-2]
+    size = read_u16(data, at, end)
+    at += 2
+    past: i64 = at + size
+    if past > end:
+        raise MalformedPacket("the topic name runs past the end of the packet")
+    check_name(data, at, past)
+    topic = data[at:past]
+    at = past
+    packet_id: i64 = 0
+    if qos > 0:
+        packet_id = read_u16(data, at, end)
+        if packet_id == 0:
+            raise MalformedPacket("a QoS 1 or 2 PUBLISH has packet identifier 0")  # [MQTT-2.2.1-3]
+        at += 2
+    if version != V5:
+        if size == 0:
+            raise InvalidTopic("the topic name is empty", "Publish to a name of at least one character")
+        return Publish(topic, data[at:end], qos, (flags & 1) != 0, (flags & 8) != 0, packet_id)
+    length = read_varint(data, at, end)
+    at += varint_size(length)
+    past = at + length
+    if past > end:
+        raise MalformedPacket("the properties run past the end of the packet")
+    packet = Publish(topic, data[past:end], qos, (flags & 1) != 0, (flags & 8) != 0, packet_id)
+    if length:
+        _walk_properties(packet, data, at, past)
+    if size == 0 and packet.alias == 0:
+        raise ProtocolViolation(  # section 3.3.2.1
+            "the topic name is empty and no topic alias stands for it", "Send the name or an alias"
+        )
+    return packet
+
+
+def _walk_properties(packet: Publish, data: bytes, start: i64, end: i64) -> None:
+    """Check the properties of a PUBLISH and keep, as one slice where possible, those that are passed on."""
+    at: i64 = start
+    seen: i64 = 0  # one bit for each property that may stand once, save the alias, which tells by itself
+    kept_from: i64 = start
+    kept = b""
+    pieces: list[bytes] | None = None  # from the second slice on, joined once: many additions copy much
+    while at < end:
+        begin: i64 = at
+        identifier: i64 = data[at]
+        at += 1
+        hop = False  # belongs to this hop alone: not passed on
+        if identifier == 0x26:
+            size = read_u16(data, at, end)
+            at += 2
+            if at + size > end:
+                raise MalformedPacket("a user property runs past the end of the properties")
+            check_utf8(data, at, at + size)
+            at += size
+            size = read_u16(data, at, end)
+            at += 2
+            if at + size > end:
+                raise MalformedPacket("a user property runs past the end of the properties")
+            check_utf8(data, at, at + size)
+            at += size
+            continue
+        if identifier < 0x0B:
+            bit: i64 = 1 << identifier  # compiled, this is a C int: never shift it by 32 or more
+            if seen & bit:
+                raise ProtocolViolation(f"property 0x{identifier:02x} is included more than once")
+            seen |= bit
+        if identifier == 0x01:
+            if at >= end:
+                raise MalformedPacket("the packet ends inside a property")
+            if data[at] > 1:
+                raise ProtocolViolation(f"the payload format indicator is {data[at]}, neither 0 nor 1")
+            at += 1
+        elif identifier == 0x02:
+            packet.expiry = read_u32(data, at, end)
+            at += 4
+            hop = True
+        elif identifier == 0x03 or identifier == 0x08 or identifier == 0x09:
+            size = read_u16(data, at, end)
+            at += 2
+            if at + size > end:
+                raise MalformedPacket("a string runs past the end of the properties")
+            if identifier == 0x03:
+                check_utf8(data, at, at + size)
+            elif identifier == 0x08:
+                check_name(data, at, at + size)  # [MQTT-3.3.2-14]
+            at += size
+        elif identifier == 0x0B:
+            number = read_varint(data, at, end)
+            if number == 0:
+                raise ProtocolViolation("a subscription identifier is 0")
+            at += varint_size(number)
+            if packet.subscription_ids is None:
+                packet.subscription_ids = []
+            packet.subscription_ids.append(int(number))
+            hop = True
+        elif identifier == 0x23:
+            if packet.alias:
+                raise ProtocolViolation("property 0x23 is included more than once")
+            packet.alias = read_u16(data, at, end)
+            at += 2
+            if packet.alias == 0:
+                raise ProtocolViolation("the topic alias is 0", reason=TOPIC_ALIAS_INVALID)  # [MQTT-3.3.2-8]
+            hop = True
+        else:
+            raise MalformedPacket(f"property 0x{identifier:02x} may not stand in this packet")
+        if hop:
+            if begin > kept_from:
+                if not kept:
+                    kept = data[kept_from:begin]
+                else:
+                    if pieces is None:
+                        pieces = [kept]
+                    pieces.append(data[kept_from:begin])
+            kept_from = at
+    if pieces is not None:
+        pieces.append(data[kept_from:end])
+        kept = b"".join(pieces)
+    elif kept_from < end:
+        kept = kept + data[kept_from:end] if kept else data[kept_from:end]
+    packet.raw = kept
+
+
+def decode_ack(data: bytes, kind: i64, at: i64, end: i64, version: i64) -> Ack:
+    packet_id = read_u16(data, at, end)
+    if packet_id == 0:
+        raise MalformedPacket("an acknowledgement has packet identifier 0")
+    at += 2
+    if at == end:
+        return Ack(kind, packet_id)
+    if version != V5:
+        raise MalformedPacket("an acknowledgement has bytes behind its packet identifier")
+    reason: i64 = data[at]
+    at += 1
+    if at == end:
+        return Ack(kind, packet_id, reason)
+    properties, past = read_block(data, at, end, kind)
+    if past != end:
+        raise MalformedPacket("an acknowledgement has bytes behind its properties")
+    return Ack(kind, packet_id, reason, properties)
+
+
+def _decode_connect(data: bytes, at: i64, end: i64) -> Connect:
+    name = read_text(data, at, end)
+    at += 2 + len(name)
+    if at + 4 > end:
+        raise MalformedPacket("the CONNECT ends before its keep alive")
+    level: int = data[at]
+    if name != b"MQTT" or level not in (V311, V5):
+        raise UnsupportedVersion(name.decode(), level)
+    flags: i64 = data[at + 1]
+    keep_alive = read_u16(data, at + 2, end)
+    at += 4
+    if flags & 1:
+        raise MalformedPacket("the reserved flag of the CONNECT is set")  # [MQTT-3.1.2-3]
+    has_will = (flags & 0x04) != 0
+    will_qos: i64 = (flags >> 3) & 3
+    if will_qos == 3 or (not has_will and flags & 0x38):
+        raise MalformedPacket("the will flags of the CONNECT contradict each other")  # [MQTT-3.1.2-11..15]
+    if level == V311 and flags & 0x40 and not flags & 0x80:
+        raise MalformedPacket("the CONNECT has a password and no user name")  # 3.1.1 [MQTT-3.1.2-22]
+    packet = Connect("", level, (flags & 2) != 0, int(keep_alive))
+    if level == V5:
+        packet.properties, past = read_block(data, at, end, CONNECT)
+        at = past
+    client_id = read_text(data, at, end)
+    at += 2 + len(client_id)
+    packet.client_id = client_id.decode()
+    if has_will:
+        properties = None
+        if level == V5:
+            properties, past = read_block(data, at, end, WILL)
+            at = past
+            packet.will_delay = properties.will_delay or 0
+        topic = read_text(data, at, end)
+        check_name(topic, 0, len(topic))
+        if not topic:
+            raise InvalidTopic(
+                "the topic of the will is empty", "Give the will a topic of at least one character"
+            )
+        at += 2 + len(topic)
+        payload = read_binary(data, at, end)
+        at += 2 + len(payload)
+        packet.will = publish_with(topic, payload, int(will_qos), (flags & 0x20) != 0, properties)
+    if flags & 0x80:
+        username = read_text(data, at, end)
+        at += 2 + len(username)
+        packet.username = username.decode()
+    if flags & 0x40:
+        packet.password = read_binary(data, at, end)
+        at += 2 + len(packet.password)
+    if at != end:
+        raise MalformedPacket("the CONNECT has bytes behind its last field")
+    return packet
+
+
+def _decode_connack(data: bytes, at: i64, end: i64, version: i64) -> Connack:
+    if at + 2 > end or data[at] > 1:
+        raise MalformedPacket("the CONNACK is too short or has reserved flags set")
+    packet = Connack(data[at] == 1, data[at + 1])
+    at += 2
+    if version == V5:
+        packet.properties, past = read_block(data, at, end, CONNACK)
+        at = past
+    if at != end:
+        raise MalformedPacket("the CONNACK has bytes behind its last field")
+    return packet
+
+
+def _packet_id(data: bytes, at: i64, end: i64) -> int:
+    packet_id = read_u16(data, at, end)
+    if packet_id == 0:
+        raise MalformedPacket("the packet identifier is 0")  # [MQTT-2.2.1-3]
+    return int(packet_id)
+
+
+def _decode_subscribe(data: bytes, at: i64, end: i64, version: i64) -> Subscribe:
+    packet = Subscribe(_packet_id(data, at, end), [])
+    at += 2
+    if version == V5:
+        packet.properties, past = read_block(data, at, end, SUBSCRIBE)
+        at = past
+    while at < end:
+        topic_filter = read_text(data, at, end)
+        at += 2 + len(topic_filter)
+        if at >= end:
+            raise MalformedPacket("the SUBSCRIBE ends before the options of its last filter")
+        options: i64 = data[at]
+        at += 1
+        qos: i64 = options & 3
+        if qos == 3:
+            raise MalformedPacket("a subscription asks for QoS 3")  # [MQTT-3.8.3-5]
+        if options & (0xC0 if version == V5 else 0xFC):
+            raise MalformedPacket("a subscription has reserved option bits set")
+        handling: i64 = (options >> 4) & 3
+        if handling == 3:
+            raise ProtocolViolation("a subscription has retain handling 3")
+        packet.requests.append(
+            SubscriptionRequest(topic_filter, int(qos), (options & 4) != 0, (options & 8) != 0, int(handling))
+        )
+    if not packet.requests:
+        raise ProtocolViolation("a SUBSCRIBE has no topic filter")  # [MQTT-3.8.3-2]
+    return packet
+
+
+def _decode_unsubscribe(data: bytes, at: i64, end: i64, version: i64) -> Unsubscribe:
+    packet = Unsubscribe(_packet_id(data, at, end), [])
+    at += 2
+    if version == V5:
+        packet.properties, past = read_block(data, at, end, UNSUBSCRIBE)
+        at = past
+    while at < end:
+        topic_filter = read_text(data, at, end)
+        at += 2 + len(topic_filter)
+        packet.filters.append(topic_filter)
+    if not packet.filters:
+        raise ProtocolViolation("an UNSUBSCRIBE has no topic filter")  # [MQTT-3.10.3-2]
+    return packet
+
+
+def _decode_suback(data: bytes, at: i64, end: i64, version: i64) -> Suback:
+    packet = Suback(_packet_id(data, at, end), [])
+    at += 2
+    if version == V5:
+        packet.properties, past = read_block(data, at, end, SUBACK)
+        at = past
+    packet.reasons = list(data[at:end])
+    return packet
+
+
+def _decode_unsuback(data: bytes, at: i64, end: i64, version: i64) -> Unsuback:
+    packet = Unsuback(_packet_id(data, at, end), [])
+    at += 2
+    if version == V5:
+        packet.properties, past = read_block(data, at, end, UNSUBACK)
+        at = past
+    elif at != end:
+        raise MalformedPacket("the UNSUBACK has bytes behind its packet identifier")
+    packet.reasons = list(data[at:end])
+    return packet
+
+
+def _decode_disconnect(data: bytes, at: i64, end: i64, version: i64) -> Disconnect:
+    if at == end:
+        return Disconnect()
+    if version != V5:
+        raise MalformedPacket("a 3.1.1 DISCONNECT carries no bytes")
+    packet = Disconnect(data[at])
+    at += 1
+    if at < end:
+        packet.properties, past = read_block(data, at, end, DISCONNECT)
+        at = past
+    if at != end:
+        raise MalformedPacket("the DISCONNECT has bytes behind its properties")
+    return packet
+
+
+def _decode_auth(data: bytes, at: i64, end: i64, version: i64) -> Auth:
+    if version != V5:
+        raise ProtocolViolation("AUTH is a packet of MQTT 5.0")
+    if at == end:
+        return Auth(SUCCESS)
+    packet = Auth(data[at])
+    at += 1
+    if at < end:
+        packet.properties, past = read_block(data, at, end, AUTH)
+        at = past
+    if at != end:
+        raise MalformedPacket("the AUTH has bytes behind its properties")
+    return packet

@@ -1,0 +1,270 @@
+"""Packets to bytes, written into a buffer that the caller owns.
+
+One buffer collects everything a connection says in one turn of the loop; that is what makes one write per turn
+possible. `write_publish` is the hot one: it copies the stored topic, properties and payload and allocates nothing.
+"""
+
+from __future__ import annotations
+
+from librt.strings import BytesWriter
+from mypy_extensions import i64
+
+from sluice.wire.packets import (
+    V5,
+    Ack,
+    Auth,
+    Connack,
+    Connect,
+    Disconnect,
+    Packet,
+    Pingreq,
+    Publish,
+    Suback,
+    Subscribe,
+    Unsuback,
+    Unsubscribe,
+)
+from sluice.wire.primitives import MAX_VARINT, varint_size, write_binary, write_u16, write_u32, write_varint
+from sluice.wire.properties import (
+    Properties,
+    encode_properties,
+    write_block,
+)
+from sluice.wire.reasons import connack_311
+
+
+def encode(packet: Packet, version: int) -> bytes:
+    """Any packet, by itself: for the client, for tests, for everything that is not a message on its way."""
+    out = BytesWriter()
+    write_packet(out, packet, version)
+    return out.getvalue()
+
+
+def write_packet(out: BytesWriter, packet: Packet, version: int) -> None:
+    if isinstance(packet, Publish):
+        extra = b"" if version != V5 else hop_properties(packet)
+        write_publish(
+            out, packet, packet.topic, packet.qos, packet.retain, packet.dup, packet.packet_id, extra, version
+        )
+    elif isinstance(packet, Ack):
+        write_ack(out, packet.kind, packet.packet_id, packet.reason, packet.properties, version)
+    elif isinstance(packet, Connect):
+        _write_connect(out, packet)
+    elif isinstance(packet, Connack):
+        write_connack(out, packet, version)
+    elif isinstance(packet, Subscribe):
+        _write_subscribe(out, packet, version)
+    elif isinstance(packet, Unsubscribe):
+        _write_unsubscribe(out, packet, version)
+    elif isinstance(packet, Suback):
+        write_suback(out, 0x90, packet.packet_id, packet.reasons, packet.properties, version)
+    elif isinstance(packet, Unsuback):
+        reasons = packet.reasons if version == V5 else []
+        write_suback(out, 0xB0, packet.packet_id, reasons, packet.properties, version)
+    elif isinstance(packet, Disconnect):
+        write_reasoned(out, 0xE0, packet.reason, packet.properties, version)
+    elif isinstance(packet, Auth):
+        write_reasoned(out, 0xF0, packet.reason, packet.properties, version)
+    else:
+        out.append(0xC0 if isinstance(packet, Pingreq) else 0xD0)
+        out.append(0)
+
+
+def write_publish(
+    out: BytesWriter,
+    message: Publish,
+    topic: bytes,
+    qos: i64,
+    retain: bool,
+    dup: bool,
+    packet_id: i64,
+    extra: bytes,
+    version: i64,
+) -> None:
+    """`message` as a PUBLISH of this hop: its own topic (empty behind an alias), QoS and flags, and the encoded
+    properties `extra` that only this receiver gets, in front of those that are passed on."""
+    head: i64 = 0x30 | (qos << 1)
+    if retain:
+        head |= 1
+    if dup:
+        head |= 8
+    raw = message.raw
+    payload = message.payload
+    topic_size: i64 = len(topic)
+    properties: i64 = len(extra) + len(raw)
+    length: i64 = 2 + topic_size + len(payload)
+    if qos > 0:
+        length += 2
+    if version == V5:
+        length += properties + varint_size(properties)
+    if topic_size > 0xFFFF or length > MAX_VARINT:  # before the first byte: `out` holds other packets too
+        raise ValueError("the topic name or the message is too long for an MQTT packet")
+    out.append(int(head))
+    write_varint(out, length)
+    write_u16(out, topic_size)
+    out.write(topic)
+    if qos > 0:
+        write_u16(out, packet_id)
+    if version == V5:
+        write_varint(out, properties)
+        if properties:
+            if extra:
+                out.write(extra)
+            out.write(raw)
+    out.write(payload)
+
+
+def size_of_publish(message: Publish, topic: bytes, qos: i64, extra: bytes, version: i64) -> i64:
+    """How long `write_publish` would make the packet, for a receiver's maximum packet size."""
+    length: i64 = 2 + len(topic) + len(message.payload)
+    if qos > 0:
+        length += 2
+    if version == V5:
+        properties: i64 = len(extra) + len(message.raw)
+        length += properties + varint_size(properties)
+    return 1 + varint_size(length) + length
+
+
+def hop_properties(packet: Publish) -> bytes:
+    """The encoded properties that belong to this hop alone."""
+    if packet.expiry < 0 and packet.alias == 0 and packet.subscription_ids is None:
+        return b""
+    out = BytesWriter()
+    if packet.expiry >= 0:
+        out.append(0x02)
+        write_u32(out, packet.expiry)
+    if packet.alias:
+        out.append(0x23)
+        write_u16(out, packet.alias)
+    if packet.subscription_ids is not None:
+        for identifier in packet.subscription_ids:
+            out.append(0x0B)
+            write_varint(out, identifier)
+    return out.getvalue()
+
+
+def write_ack(
+    out: BytesWriter, kind: i64, packet_id: i64, reason: i64, properties: Properties | None, version: i64
+) -> None:
+    """PUBACK, PUBREC, PUBREL, PUBCOMP. A bare success is four bytes in both versions."""
+    head: i64 = (kind << 4) | (2 if kind == 6 else 0)
+    if version != V5 or (reason == 0 and properties is None):
+        out.append(int(head))
+        out.append(2)
+        write_u16(out, packet_id)
+        return
+    if properties is None:
+        out.append(int(head))
+        out.append(3)
+        write_u16(out, packet_id)
+        out.append(int(reason))
+        return
+    encoded = encode_properties(properties)  # may refuse: nothing of the packet is written yet
+    size: i64 = len(encoded)
+    out.append(int(head))
+    write_varint(out, 3 + varint_size(size) + size)
+    write_u16(out, packet_id)
+    out.append(int(reason))
+    write_varint(out, size)
+    out.write(encoded)
+
+
+def _finish(out: BytesWriter, head: int, body: BytesWriter) -> None:
+    out.append(head)
+    write_varint(out, len(body))
+    out.write(body.getvalue())
+
+
+def _write_connect(out: BytesWriter, packet: Connect) -> None:
+    body = BytesWriter()
+    write_binary(body, b"MQTT")
+    body.append(packet.version)
+    flags = 2 if packet.clean else 0
+    will = packet.will
+    if will is not None:
+        flags |= 0x04 | (int(will.qos) << 3) | (0x20 if will.retain else 0)
+    if packet.username is not None:
+        flags |= 0x80
+    if packet.password is not None:
+        flags |= 0x40
+    body.append(flags)
+    write_u16(body, packet.keep_alive)
+    if packet.version == V5:
+        write_block(body, packet.properties)
+    write_binary(body, packet.client_id.encode())
+    if will is not None:
+        if packet.version == V5:
+            properties = will.properties()
+            properties.will_delay = packet.will_delay or None
+            write_block(body, properties)
+        write_binary(body, will.topic)
+        write_binary(body, will.payload)
+    if packet.username is not None:
+        write_binary(body, packet.username.encode())
+    if packet.password is not None:
+        write_binary(body, packet.password)
+    _finish(out, 0x10, body)
+
+
+def write_connack(out: BytesWriter, packet: Connack, version: int) -> None:
+    body = BytesWriter()
+    body.append(1 if packet.session_present else 0)
+    body.append(packet.reason if version == V5 else connack_311(packet.reason))
+    if version == V5:
+        write_block(body, packet.properties)
+    _finish(out, 0x20, body)
+
+
+def _write_subscribe(out: BytesWriter, packet: Subscribe, version: int) -> None:
+    body = BytesWriter()
+    write_u16(body, packet.packet_id)
+    if version == V5:
+        write_block(body, packet.properties)
+    for request in packet.requests:
+        write_binary(body, request.topic_filter)
+        options = request.qos
+        if version == V5:
+            options |= (4 if request.no_local else 0) | (8 if request.retain_as_published else 0)
+            options |= request.retain_handling << 4
+        body.append(options)
+    _finish(out, 0x82, body)
+
+
+def _write_unsubscribe(out: BytesWriter, packet: Unsubscribe, version: int) -> None:
+    body = BytesWriter()
+    write_u16(body, packet.packet_id)
+    if version == V5:
+        write_block(body, packet.properties)
+    for topic_filter in packet.filters:
+        write_binary(body, topic_filter)
+    _finish(out, 0xA2, body)
+
+
+def write_suback(
+    out: BytesWriter,
+    head: int,
+    packet_id: int,
+    reasons: list[int],
+    properties: Properties | None,
+    version: int,
+) -> None:
+    """SUBACK (head 0x90) and UNSUBACK (head 0xB0). A 3.1.1 SUBACK knows one refusal, 0x80 [MQTT-3.9.3-2]."""
+    body = BytesWriter()
+    write_u16(body, packet_id)
+    if version == V5:
+        write_block(body, properties)
+    for reason in reasons:
+        body.append(reason if version == V5 or reason < 0x80 else 0x80)
+    _finish(out, head, body)
+
+
+def write_reasoned(
+    out: BytesWriter, head: int, reason: int, properties: Properties | None, version: int
+) -> None:
+    """DISCONNECT (head 0xE0) and AUTH (head 0xF0); a normal one is two bytes."""
+    body = BytesWriter()
+    if version == V5 and (reason or properties is not None):
+        body.append(reason)
+        if properties is not None or head == 0xF0:  # an AUTH may leave out both or nothing (section 3.15.2.1)
+            write_block(body, properties)
+    _finish(out, head, body)

@@ -1,0 +1,210 @@
+"""The control packets of MQTT 3.1.1 and 5.0 as plain objects.
+
+`Publish` is also the message on its way through the broker: its properties are kept as the bytes that came, less what
+belongs to one hop alone (topic alias, message expiry, subscription identifiers), so a delivery copies them unread.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from sluice.wire.properties import (
+    AUTH,
+    CONNACK,
+    CONNECT,
+    DISCONNECT,
+    PINGREQ,
+    PINGRESP,
+    PUBLISH,
+    SUBACK,
+    SUBSCRIBE,
+    UNSUBACK,
+    UNSUBSCRIBE,
+    Properties,
+    encode_properties,
+    read_properties,
+)
+
+V311: Final = 4
+V5: Final = 5
+
+
+class Packet:
+    """What every packet has: the type of its fixed header."""
+
+    def __init__(self, kind: i64) -> None:
+        self.kind: i64 = kind
+
+
+class Publish(Packet):
+    def __init__(
+        self,
+        topic: bytes,
+        payload: bytes,
+        qos: i64,
+        retain: bool = False,
+        dup: bool = False,
+        packet_id: i64 = 0,
+        raw: bytes = b"",
+    ) -> None:
+        self.kind = PUBLISH
+        self.topic: bytes = topic
+        self.payload: bytes = payload
+        self.qos: i64 = qos
+        self.retain: bool = retain
+        self.dup: bool = dup
+        self.packet_id: i64 = packet_id
+        self.raw: bytes = raw  # encoded properties that are passed on unaltered
+        self.expiry: i64 = -1  # message expiry interval in seconds; -1: never
+        self.alias: i64 = 0
+        self.subscription_ids: list[int] | None = None
+        # The broker's own notes, beside the packet: when it stops being worth delivering, and QoS 0 encodings shared
+        # by all receivers of a fan-out.
+        self.expires_at: float = 0.0
+        self.shared5: bytes = b""
+        self.shared4: bytes = b""
+
+    def properties(self) -> Properties:
+        """All properties of this packet, decoded: for whoever asks, never on the path of a message."""
+        found = read_properties(self.raw, 0, len(self.raw), PUBLISH)
+        if self.expiry >= 0:
+            found.message_expiry = int(self.expiry)
+        if self.alias:
+            found.topic_alias = int(self.alias)
+        if self.subscription_ids is not None:
+            found.subscription_ids = list(self.subscription_ids)
+        return found
+
+
+def publish_with(
+    topic: bytes, payload: bytes, qos: int, retain: bool, properties: Properties | None
+) -> Publish:
+    """A PUBLISH from decoded properties, the hop's own ones taken out of the raw block."""
+    packet = Publish(topic, payload, qos, retain)
+    if properties is not None:
+        if properties.message_expiry is not None:
+            packet.expiry = properties.message_expiry
+        if properties.topic_alias is not None:
+            packet.alias = properties.topic_alias
+        if properties.subscription_ids:
+            packet.subscription_ids = list(properties.subscription_ids)
+        kept = Properties()
+        kept.payload_format = properties.payload_format
+        kept.content_type = properties.content_type
+        kept.response_topic = properties.response_topic
+        kept.correlation_data = properties.correlation_data
+        kept.user = properties.user
+        packet.raw = encode_properties(kept)
+    return packet
+
+
+class Connect(Packet):
+    def __init__(self, client_id: str, version: int, clean: bool, keep_alive: int) -> None:
+        self.kind = CONNECT
+        self.client_id: str = client_id
+        self.version: int = version
+        self.clean: bool = clean
+        self.keep_alive: int = keep_alive
+        self.properties: Properties = Properties()
+        self.will: Publish | None = None
+        self.will_delay: int = 0
+        self.username: str | None = None
+        self.password: bytes | None = None
+
+
+class Connack(Packet):
+    def __init__(self, session_present: bool, reason: int, properties: Properties | None = None) -> None:
+        self.kind = CONNACK
+        self.session_present: bool = session_present
+        self.reason: int = reason
+        self.properties: Properties | None = properties
+
+
+class Ack(Packet):
+    """PUBACK, PUBREC, PUBREL or PUBCOMP."""
+
+    def __init__(
+        self, kind: i64, packet_id: i64, reason: i64 = 0, properties: Properties | None = None
+    ) -> None:
+        self.kind = kind
+        self.packet_id: i64 = packet_id
+        self.reason: i64 = reason
+        self.properties: Properties | None = properties
+
+
+class SubscriptionRequest:
+    """One line of a SUBSCRIBE."""
+
+    def __init__(
+        self,
+        topic_filter: bytes,
+        qos: int,
+        no_local: bool = False,
+        retain_as_published: bool = False,
+        retain_handling: int = 0,
+    ) -> None:
+        self.topic_filter: bytes = topic_filter
+        self.qos: int = qos
+        self.no_local: bool = no_local
+        self.retain_as_published: bool = retain_as_published
+        self.retain_handling: int = retain_handling
+
+
+class Subscribe(Packet):
+    def __init__(
+        self, packet_id: int, requests: list[SubscriptionRequest], properties: Properties | None = None
+    ) -> None:
+        self.kind = SUBSCRIBE
+        self.packet_id: int = packet_id
+        self.requests: list[SubscriptionRequest] = requests
+        self.properties: Properties | None = properties
+
+
+class Suback(Packet):
+    def __init__(self, packet_id: int, reasons: list[int], properties: Properties | None = None) -> None:
+        self.kind = SUBACK
+        self.packet_id: int = packet_id
+        self.reasons: list[int] = reasons
+        self.properties: Properties | None = properties
+
+
+class Unsubscribe(Packet):
+    def __init__(self, packet_id: int, filters: list[bytes], properties: Properties | None = None) -> None:
+        self.kind = UNSUBSCRIBE
+        self.packet_id: int = packet_id
+        self.filters: list[bytes] = filters
+        self.properties: Properties | None = properties
+
+
+class Unsuback(Packet):
+    def __init__(self, packet_id: int, reasons: list[int], properties: Properties | None = None) -> None:
+        self.kind = UNSUBACK
+        self.packet_id: int = packet_id
+        self.reasons: list[int] = reasons
+        self.properties: Properties | None = properties
+
+
+class Pingreq(Packet):
+    def __init__(self) -> None:
+        self.kind = PINGREQ
+
+
+class Pingresp(Packet):
+    def __init__(self) -> None:
+        self.kind = PINGRESP
+
+
+class Disconnect(Packet):
+    def __init__(self, reason: int = 0, properties: Properties | None = None) -> None:
+        self.kind = DISCONNECT
+        self.reason: int = reason
+        self.properties: Properties | None = properties
+
+
+class Auth(Packet):
+    def __init__(self, reason: int = 0, properties: Properties | None = None) -> None:
+        self.kind = AUTH
+        self.reason: int = reason
+        self.properties: Properties | None = properties

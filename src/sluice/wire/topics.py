@@ -1,0 +1,119 @@
+"""Topic names and topic filters: what is well formed, and which name a filter matches (MQTT 5.0 section 4.7).
+
+Names travel as the bytes that came from the network: equal bytes are the same topic, and nothing on the path of a
+message needs them as text. Validation is a loop over small integers because that is what the compiler makes fast.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from sluice.errors import InvalidTopic, MalformedPacket
+
+SHARE_PREFIX: Final = b"$share/"
+
+
+def check_utf8(data: bytes, start: i64, end: i64) -> None:
+    """[MQTT-1.5.4-1, -2]: well-formed UTF-8 without surrogates and without U+0000."""
+    at: i64 = start
+    while at < end:
+        byte: i64 = data[at]
+        if byte == 0:
+            raise MalformedPacket("a string contains the character U+0000")
+        if byte >= 0x80:
+            _check_wide(data[at:end])
+            return
+        at += 1
+
+
+def _check_wide(tail: bytes) -> None:
+    """The rest of a string from its first non-ASCII byte on."""
+    try:
+        tail.decode("utf-8")
+    except UnicodeDecodeError as fault:
+        raise MalformedPacket(f"a string is not UTF-8: {fault.reason}") from None
+    if b"\x00" in tail:
+        raise MalformedPacket("a string contains the character U+0000")
+
+
+def check_name(data: bytes, start: i64, end: i64) -> None:
+    """A topic name as a publisher may use it: UTF-8, and no wildcard [MQTT-3.3.2-2]."""
+    at: i64 = start
+    while at < end:
+        byte: i64 = data[at]
+        if byte == 0x2B or byte == 0x23:
+            raise InvalidTopic(
+                "the topic name contains a wildcard",
+                "Publish to a name without + and #; only filters have wildcards",
+            )
+        if byte == 0:
+            raise MalformedPacket("a string contains the character U+0000")
+        if byte >= 0x80:
+            tail = data[at:end]
+            _check_wide(tail)
+            if b"+" in tail or b"#" in tail:
+                raise InvalidTopic(
+                    "the topic name contains a wildcard",
+                    "Publish to a name without + and #; only filters have wildcards",
+                )
+            return
+        at += 1
+
+
+def fault_of_filter(topic_filter: bytes, max_levels: int) -> str:
+    """Why `topic_filter` cannot be subscribed to; the empty string when it can.
+
+    A shared filter is judged by the filter inside it. The bytes are known to be UTF-8 already.
+    """
+    if not topic_filter:
+        return "the topic filter is empty"
+    if topic_filter.startswith(SHARE_PREFIX) or topic_filter == b"$share":
+        group, inner = split_share(topic_filter)
+        if not group or b"+" in group or b"#" in group:
+            return "a shared subscription is written $share/<name>/<filter>, the name without / + #"
+        if not inner:
+            return "the shared subscription has no topic filter behind its name"
+        return (
+            fault_of_filter(inner, max_levels)
+            if not inner.startswith(SHARE_PREFIX)
+            else "a share within a share"
+        )
+    levels = topic_filter.split(b"/")
+    if len(levels) > max_levels:
+        return f"the topic filter has {len(levels)} levels, more than the {max_levels} allowed here"
+    last = len(levels) - 1
+    for nth, level in enumerate(levels):
+        if b"#" in level and (level != b"#" or nth != last):
+            return "# must stand alone in the last level of a topic filter"
+        if b"+" in level and level != b"+":
+            return "+ must stand alone in its level of a topic filter"
+    return ""
+
+
+def split_share(topic_filter: bytes) -> tuple[bytes, bytes]:
+    """(group, filter) of `$share/group/filter`; (b"", filter) of an ordinary one."""
+    if not topic_filter.startswith(SHARE_PREFIX):
+        return b"", topic_filter
+    rest = topic_filter[len(SHARE_PREFIX) :]
+    cut = rest.find(b"/")
+    return (rest, b"") if cut < 0 else (rest[:cut], rest[cut + 1 :])
+
+
+def has_wildcard(topic_filter: bytes) -> bool:
+    return b"+" in topic_filter or b"#" in topic_filter
+
+
+def matches(topic_filter: bytes, topic: bytes) -> bool:
+    """Whether `topic` falls under `topic_filter`. The plain definition, which the subscription tree must agree with."""
+    if topic[:1] == b"$" and topic_filter[:1] in (b"+", b"#"):  # [MQTT-4.7.2-1]
+        return False
+    wanted = topic_filter.split(b"/")
+    levels = topic.split(b"/")
+    for nth, level in enumerate(wanted):
+        if level == b"#":
+            return True
+        if nth == len(levels) or level not in (b"+", levels[nth]):
+            return False
+    return len(wanted) == len(levels)

@@ -1,0 +1,144 @@
+"""Packets written out byte by byte, without Sluice's encoder: a test must not trust what it tests.
+
+`decoded` puts foreign bytes before and behind the packet, as in a connection's buffer. A read past the end of the
+packet then finds bytes there, and the wrong answer shows; alone in its buffer it would only meet an IndexError.
+"""
+
+from __future__ import annotations
+
+from sluice.errors import ProtocolViolation
+from sluice.wire.decode import decode
+from sluice.wire.packets import (
+    Ack,
+    Auth,
+    Connack,
+    Connect,
+    Disconnect,
+    Packet,
+    Pingreq,
+    Pingresp,
+    Publish,
+    Suback,
+    Subscribe,
+    SubscriptionRequest,
+    Unsuback,
+    Unsubscribe,
+)
+from sluice.wire.properties import Properties
+
+MALFORMED = 0x81
+PROTOCOL_ERROR = 0x82
+BAD_TOPIC = 0x90
+
+FILLER = b"\x26\x00\x01\x00"  # would pass for a property, a length, a QoS or a packet identifier
+
+
+def u16(value: int) -> bytes:
+    return value.to_bytes(2, "big")
+
+
+def u32(value: int) -> bytes:
+    return value.to_bytes(4, "big")
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while True:
+        value, low = divmod(value, 128)
+        out.append(low | 0x80 if value else low)
+        if not value:
+            return bytes(out)
+
+
+def text(value: str | bytes) -> bytes:
+    raw = value.encode() if isinstance(value, str) else value
+    return u16(len(raw)) + raw
+
+
+def user(key: str | bytes, value: str | bytes) -> bytes:
+    return b"\x26" + text(key) + text(value)
+
+
+def block(*properties: bytes) -> bytes:
+    """Properties behind their length."""
+    joined = b"".join(properties)
+    return varint(len(joined)) + joined
+
+
+def packet(head: int, *parts: bytes) -> bytes:
+    body = b"".join(parts)
+    return bytes([head]) + varint(len(body)) + body
+
+
+def connect(
+    level: int,
+    flags: int,
+    *payload: bytes,
+    keep_alive: int = 60,
+    properties: bytes = b"\x00",
+    name: str | bytes = "MQTT",
+) -> bytes:
+    """A CONNECT; `payload` begins with the client identifier."""
+    middle = properties if level == 5 else b""
+    return packet(0x10, text(name), bytes([level, flags]), u16(keep_alive), middle, *payload)
+
+
+def body_start(data: bytes) -> int:
+    """Where the body of the packet in `data` begins: behind the first length byte without a continuation bit."""
+    return 2 + next(nth for nth, byte in enumerate(data[1:]) if byte < 0x80)
+
+
+def decoded(data: bytes, version: int = 5) -> Packet:
+    """The one packet in `data`, read from the middle of a larger buffer."""
+    start = len(FILLER)
+    body = start + body_start(data)
+    return decode(FILLER + data + FILLER, data[0], body, start + len(data), version)
+
+
+def refused(data: bytes, version: int = 5) -> ProtocolViolation:
+    """Why Sluice will not have the packet in `data`."""
+    try:
+        found = decoded(data, version)
+    except ProtocolViolation as fault:
+        return fault
+    raise AssertionError(f"accepted as {facts(found)}")
+
+
+FIELDS: dict[type, tuple[str, ...]] = {
+    Publish: (
+        *("topic", "payload", "qos", "retain", "dup", "packet_id", "raw"),
+        *("expiry", "alias", "subscription_ids"),
+    ),
+    Connect: (
+        *("client_id", "version", "clean", "keep_alive", "properties"),
+        *("will", "will_delay", "username", "password"),
+    ),
+    Connack: ("session_present", "reason", "properties"),
+    Ack: ("packet_id", "reason", "properties"),
+    Subscribe: ("packet_id", "requests", "properties"),
+    SubscriptionRequest: ("topic_filter", "qos", "no_local", "retain_as_published", "retain_handling"),
+    Suback: ("packet_id", "reasons", "properties"),
+    Unsubscribe: ("packet_id", "filters", "properties"),
+    Unsuback: ("packet_id", "reasons", "properties"),
+    Pingreq: (),
+    Pingresp: (),
+    Disconnect: ("reason", "properties"),
+    Auth: ("reason", "properties"),
+}
+
+
+def facts(thing: object) -> object:
+    """Everything a packet says, in plain values: to compare, and to print. No properties is the same as none set."""
+    if isinstance(thing, Properties):
+        return thing.present()
+    if isinstance(thing, list):
+        return [facts(each) for each in thing]
+    if type(thing) not in FIELDS:
+        return thing
+    told: dict[str, object] = {"packet": type(thing).__name__}
+    if isinstance(thing, Packet):
+        told["kind"] = int(thing.kind)
+    for name in FIELDS[type(thing)]:
+        value: object = getattr(thing, name)
+        told[name] = {} if name == "properties" and value is None else facts(value)
+    return told

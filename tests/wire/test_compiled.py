@@ -1,0 +1,44 @@
+"""The compiled build and the interpreted sources are one program: the same bytes get the same answers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.wire import corpus
+
+SEED, COUNT = 5, 8000
+
+
+@pytest.mark.skipif(
+    not corpus.COMPILED, reason="the wire code runs interpreted here: there is nothing to compare"
+)
+def test_the_compiled_build_answers_a_corpus_as_the_interpreted_sources_do() -> None:
+    done = subprocess.run(
+        [sys.executable, corpus.__file__, str(SEED), str(COUNT)],
+        capture_output=True,
+        check=False,
+        encoding="utf-8",
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    interpreted = done.stdout.splitlines()
+    compiled = corpus.answers(SEED, COUNT)
+    assert len(interpreted) == len(compiled)
+    cases = list(corpus.corpus(SEED, COUNT))
+    for (version, data), ours, theirs in zip(cases, compiled, interpreted):
+        assert ours == theirs, f"version {version}, bytes {data.hex()}"
+
+
+def test_the_corpus_is_worth_comparing() -> None:
+    """It must reach packets of every type, and most ways of being refused, or its agreement means little."""
+    outcomes = corpus.answers(SEED, COUNT)
+    for name in (
+        *("Connect", "Connack", "Publish", "Ack", "Subscribe", "Suback"),
+        *("Unsubscribe", "Unsuback", "Pingreq", "Pingresp", "Disconnect", "Auth"),
+    ):
+        assert sum(f"'packet': '{name}'" in line for line in outcomes) >= 20, name
+    for reason in (" 0x81 ", " 0x82 ", " 0x84 ", " 0x90 ", " 0x94 ", " 0x95 "):
+        assert sum(reason in line for line in outcomes) >= 1, reason

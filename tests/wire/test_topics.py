@@ -1,0 +1,158 @@
+"""Topic names and filters, section 4.7 of MQTT 5.0."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.errors import InvalidTopic, MalformedPacket
+from sluice.wire.topics import check_name, check_utf8, fault_of_filter, has_wildcard, matches, split_share
+
+LEVELS = 128
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "/", "//", "a/b/c", "/a", "a/", "a b", "$SYS/x", "ü/€", "A", "\ufeff/a"]
+)
+def test_a_name_may_hold_anything_but_wildcards(name: str) -> None:
+    """[MQTT-4.7.3-1]: names may hold spaces, empty levels, and are what their bytes are."""
+    raw = name.encode()
+    check_name(raw, 0, len(raw))
+
+
+@pytest.mark.parametrize("name", ["+", "#", "a/+/b", "a/#", "a+", "ü/+", "ü#", "+ü", "/#/"])
+def test_a_name_with_a_wildcard_is_an_invalid_topic(name: str) -> None:
+    """[MQTT-3.3.2-2]"""
+    raw = name.encode()
+    with pytest.raises(InvalidTopic) as caught:
+        check_name(raw, 0, len(raw))
+    assert caught.value.reason == 0x90
+    assert caught.value.do
+
+
+@pytest.mark.parametrize(
+    "raw", [b"\x00", b"a\x00", "ü\x00".encode(), b"\xff", b"a/\xed\xa0\x80", b"\xc0\x80"]
+)
+def test_a_name_that_is_not_text_is_malformed(raw: bytes) -> None:
+    """[MQTT-4.7.3-2]"""
+    with pytest.raises(MalformedPacket):
+        check_name(raw, 0, len(raw))
+    with pytest.raises(MalformedPacket):
+        check_utf8(raw, 0, len(raw))
+
+
+def test_only_the_bytes_between_start_and_end_are_judged() -> None:
+    check_name(b"\x00#ab\xff+", 2, 4)
+    check_utf8(b"\xff\x00\xc3\xa4\x00\xff", 2, 4)
+
+
+@pytest.mark.parametrize(
+    "topic_filter",
+    ["a", "#", "+", "/", "+/+", "/+", "a/#", "+/#", "/#", "a/+/b/#", "+/a/+", "$SYS/#", "ü/+", "a//b", " "],
+)
+def test_a_well_formed_filter_has_no_fault(topic_filter: str) -> None:
+    """The examples of sections 4.7.1.2 and 4.7.1.3."""
+    assert fault_of_filter(topic_filter.encode(), LEVELS) == ""
+
+
+@pytest.mark.parametrize(
+    "topic_filter", ["", "a#", "#a", "a/#/b", "#/", "##", "+#", "a+", "+a", "a/b+/c", "++", "a/+#", "/+a"]
+)
+def test_a_misplaced_wildcard_is_a_fault(topic_filter: str) -> None:
+    """[MQTT-4.7.1-1], [MQTT-4.7.1-2], [MQTT-4.7.3-1]"""
+    assert fault_of_filter(topic_filter.encode(), LEVELS)
+
+
+def test_a_filter_may_have_so_many_levels_and_no_more() -> None:
+    assert fault_of_filter(b"a/b/c", 3) == ""
+    assert "4 levels" in fault_of_filter(b"a/b/c/#", 3)
+    assert fault_of_filter(b"$share/g/a/b/c", 3) == ""
+
+
+@pytest.mark.parametrize(
+    ("topic_filter", "group", "inner"),
+    [
+        ("$share/g/a", "g", "a"),
+        ("$share/g/a/b/#", "g", "a/b/#"),
+        ("$share/g//a", "g", "/a"),
+        ("$share/g/+", "g", "+"),
+        ("$share/g/$SYS/x", "g", "$SYS/x"),
+        ("$share/ü/x", "ü", "x"),
+        ("$shared/g/a", "", "$shared/g/a"),
+        ("share/g/a", "", "share/g/a"),
+        ("a/$share/g", "", "a/$share/g"),
+    ],
+)
+def test_a_shared_filter_falls_into_its_group_and_its_filter(
+    topic_filter: str, group: str, inner: str
+) -> None:
+    """Section 4.8.2"""
+    assert split_share(topic_filter.encode()) == (group.encode(), inner.encode())
+    assert fault_of_filter(topic_filter.encode(), LEVELS) == ""
+
+
+@pytest.mark.parametrize(
+    "topic_filter",
+    [
+        "$share",
+        "$share/",
+        "$share//",
+        "$share//a",
+        "$share/g",
+        "$share/g/",
+        "$share/+/a",
+        "$share/#/a",
+        "$share/g+/a",
+        "$share/#",
+        "$share/g/a#",
+        "$share/g/#/a",
+        "$share/g/$share/h/a",
+    ],
+)
+def test_a_shared_filter_without_group_or_filter_is_a_fault(topic_filter: str) -> None:
+    """[MQTT-4.8.2-1], [MQTT-4.8.2-2]"""
+    assert fault_of_filter(topic_filter.encode(), LEVELS)
+
+
+@pytest.mark.parametrize(
+    ("topic_filter", "topic", "expected"),
+    [
+        ("sport/tennis/player1/#", "sport/tennis/player1", True),
+        ("sport/tennis/player1/#", "sport/tennis/player1/ranking", True),
+        ("sport/tennis/player1/#", "sport/tennis/player1/score/wimbledon", True),
+        ("sport/tennis/player1/#", "sport/tennis/player10", False),
+        ("sport/#", "sport", True),
+        ("#", "anything/at/all", True),
+        ("#", "/", True),
+        ("sport/tennis/+", "sport/tennis/player1", True),
+        ("sport/tennis/+", "sport/tennis/player1/ranking", False),
+        ("sport/+", "sport", False),
+        ("sport/+", "sport/", True),
+        ("+/+", "/finance", True),
+        ("/+", "/finance", True),
+        ("+", "/finance", False),
+        ("+/tennis/#", "sport/tennis", True),
+        ("#", "$SYS/monitor/Clients", False),
+        ("+/monitor/Clients", "$SYS/monitor/Clients", False),
+        ("+", "$SYS", False),
+        ("$SYS/#", "$SYS/monitor/Clients", True),
+        ("$SYS/#", "$SYS", True),
+        ("$SYS/monitor/+", "$SYS/monitor/Clients", True),
+        ("a/+", "a/$b", True),
+        ("ACCOUNTS", "Accounts", False),
+        ("/a", "a", False),
+        ("a/", "a", False),
+        ("a//b", "a/b", False),
+        ("a/+/b", "a//b", True),
+        ("a/b", "a/b/c", False),
+        ("a/b/c", "a/b", False),
+    ],
+)
+def test_a_filter_matches_as_the_specification_says(topic_filter: str, topic: str, expected: bool) -> None:
+    """Sections 4.7.1.2, 4.7.1.3, 4.7.2 and 4.7.3, example by example."""
+    assert matches(topic_filter.encode(), topic.encode()) is expected
+
+
+def test_a_filter_with_a_wildcard_is_known_as_one() -> None:
+    assert has_wildcard(b"a/+")
+    assert has_wildcard(b"#")
+    assert not has_wildcard(b"a/b")
