@@ -1,0 +1,108 @@
+"""The parts of one broker, put together, and the life of its connections as a whole.
+
+It owns what exists once: the turn, the timer, the counters, the router, the sessions, the open connections. Nothing
+here is on the path of a message.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from sluice.broker.access import Access
+from sluice.broker.connection import Connection, Cutoff
+from sluice.broker.handshake import Handshake
+from sluice.broker.limits import Limits
+from sluice.broker.registry import Registry
+from sluice.broker.router import Router
+from sluice.broker.scheduler import Scheduler
+from sluice.broker.turn import Turn
+from sluice.clock import Clock, Deadline, steady_time
+from sluice.errors import ProtocolViolation, UnsupportedVersion
+from sluice.metrics import Counters
+from sluice.wire.packets import V5
+from sluice.wire.reasons import SERVER_SHUTTING_DOWN, name_of
+
+
+class Broker:
+    """`loop` is an asyncio event loop, or anything with its `call_soon` and `call_later`; `log` takes an event and
+    its facts."""
+
+    def __init__(
+        self,
+        loop: Any,
+        limits: Limits,
+        access: Access,
+        log: Callable[[str, dict[str, object]], None],
+        clock: Clock = steady_time,
+    ) -> None:
+        self.limits: Limits = limits
+        self.access: Access = access
+        self.log = log
+        self.counters: Counters = Counters()
+        self.turn: Turn = Turn(loop.call_soon, clock)
+        self.scheduler: Scheduler = Scheduler(self.turn, loop.call_later)
+        self.router: Router = Router(limits, self.turn, self.counters)
+        self.registry: Registry = Registry(self.router, self.scheduler)
+        self.handshake: Handshake = Handshake(self)
+        self.connections: set[Connection] = set()
+        self.started_at: float = self.turn.now
+        self.stopping: bool = False
+        self._when_empty: Callable[[], object] | None = None
+
+    def connect(self) -> Connection:
+        """A connection for a new socket: the protocol factory of every listener."""
+        return Connection(self)
+
+    def wake_at(self, when: float, deadline: Deadline) -> None:
+        self.scheduler.wake_at(when, deadline)
+
+    def opened(self, connection: Connection) -> None:
+        self.counters.connections_opened += 1
+        self.counters.connections_open += 1
+        self.connections.add(connection)
+        high = self.limits.write_buffer_high
+        connection.transport.set_write_buffer_limits(high, high // 4)
+        self.wake_at(self.turn.now + self.limits.connect_timeout, Cutoff(connection))
+
+    def closed(self, connection: Connection) -> None:
+        self.counters.connections_open -= 1
+        self.connections.discard(connection)
+        if self._when_empty is not None and not self.connections:
+            self._when_empty()
+
+    def violated(self, connection: Connection, fault: ProtocolViolation) -> None:
+        """A peer broke a rule. Before its CONNACK the answer is a refusal of the CONNECT, where there was one."""
+        self.counters.protocol_violations += 1
+        session = connection.session
+        client = session.client_id if session is not None else ""
+        self.log("protocol violation", {"client": client, "peer": connection.peer(), "fault": str(fault)})
+        if session is None and (connection.version == V5 or isinstance(fault, UnsupportedVersion)):
+            if isinstance(fault, UnsupportedVersion) and fault.level > V5:
+                connection.version = V5
+            self.handshake.refuse(connection, fault.reason, str(fault))
+
+    def refused(self, connection: Connection, reason: int, why: str) -> None:
+        self.counters.connections_refused += 1
+        self.log("connect refused", {"peer": connection.peer(), "reason": name_of(reason), "why": why})
+
+    def make_client_id(self) -> str:
+        """A name for a client that has none; 96 random bits do not meet twice."""
+        return f"sluice-{secrets.token_hex(12)}"
+
+    def stop(self, when_empty: Callable[[], object]) -> None:
+        """Tell every client that the server goes away, and call back when the last one has left."""
+        self.stopping = True
+        self._when_empty = when_empty
+        self.turn.begin()
+        if not self.connections:
+            when_empty()
+        for connection in list(self.connections):
+            connection.end(SERVER_SHUTTING_DOWN, "the server is shutting down")
+
+    def close(self) -> None:
+        """The end: nothing waits any more, and whoever has not read our last words is cut off."""
+        for connection in list(self.connections):
+            connection.abort()
+        self.scheduler.close()

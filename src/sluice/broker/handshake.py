@@ -1,0 +1,140 @@
+"""CONNECT to CONNACK: who it is, what both sides agree on, and which session goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sluice.broker.connection import NO_LIMIT, Connection
+from sluice.wire.encode import encode, write_connack
+from sluice.wire.packets import V5, Connack, Connect
+from sluice.wire.properties import Properties
+from sluice.wire.reasons import (
+    BAD_AUTHENTICATION_METHOD,
+    CLIENT_IDENTIFIER_NOT_VALID,
+    NOT_AUTHORIZED,
+    PACKET_TOO_LARGE,
+    QOS_NOT_SUPPORTED,
+    QUOTA_EXCEEDED,
+    RETAIN_NOT_SUPPORTED,
+    SERVER_SHUTTING_DOWN,
+    SUCCESS,
+    TOPIC_NAME_INVALID,
+)
+
+if TYPE_CHECKING:
+    from sluice.broker.access import Verdict
+    from sluice.broker.broker import Broker
+
+
+class Handshake:
+    def __init__(self, broker: Broker) -> None:
+        self._broker: Broker = broker
+
+    def welcome(self, connection: Connection, packet: Connect) -> None:
+        """Answer a CONNECT: with a session, or with a refusal and the end of the connection."""
+        asked = packet.properties
+        connection.peer_limit = asked.maximum_packet_size or NO_LIMIT
+        verdict = self._broker.access.admit(packet, connection.peer())
+        reason, why = self._judge(packet, verdict)
+        if reason != SUCCESS:
+            self.refuse(connection, reason, why)
+            return
+        limits = self._broker.limits
+        client_id = packet.client_id or self._broker.make_client_id()
+        keep_alive = packet.keep_alive
+        if limits.max_keep_alive and not 0 < keep_alive <= limits.max_keep_alive:
+            keep_alive = limits.max_keep_alive if packet.version == V5 else keep_alive
+        if packet.version == V5:
+            wanted = asked.session_expiry or 0
+        else:
+            wanted = 0 if packet.clean else limits.max_session_expiry
+        expiry = min(wanted, limits.max_session_expiry)
+
+        connack = Connack(False, SUCCESS, Properties())
+        if packet.version == V5:
+            properties = self._describe()
+            properties.session_expiry = expiry if expiry != wanted else None
+            properties.server_keep_alive = keep_alive if keep_alive != packet.keep_alive else None
+            properties.assigned_client_id = None if packet.client_id else client_id
+            properties.response_information = response_information(client_id, asked)
+            connack.properties = properties
+            if connection.peer_limit != NO_LIMIT and len(encode(connack, V5)) > connection.peer_limit:
+                self.refuse(connection, PACKET_TOO_LARGE, "")  # [MQTT-3.1.2-24]
+                return
+
+        connection.keep_alive = keep_alive * 1.5
+        connection.explain = asked.request_problem != 0
+        connection.alias_limit = min(asked.topic_alias_maximum or 0, int(limits.topic_alias_maximum))
+        session, connack.session_present = self._broker.registry.open(connection, client_id, packet.clean)
+        session.version = packet.version
+        session.grant = verdict.grant
+        session.expiry = expiry
+        session.will = packet.will
+        session.will_delay = packet.will_delay
+        session.window = min(asked.receive_maximum or 65_535, int(limits.max_inflight))
+        connection.session = session
+        if expiry or session.sid:
+            self._broker.router.keep_session(session, 0)
+
+        write_connack(connection.output(), connack, packet.version)
+        self._broker.counters.packets_sent += 1
+        if connection.keep_alive:
+            self._broker.scheduler.wake_at(self._broker.turn.now + connection.keep_alive, connection)
+        session.attach(connection)
+
+    def _judge(self, packet: Connect, verdict: Verdict) -> tuple[int, str]:
+        limits = self._broker.limits
+        if self._broker.stopping:
+            return SERVER_SHUTTING_DOWN, "this server is shutting down: connect to another one, or later"
+        if packet.properties.auth_method is not None:
+            return (
+                BAD_AUTHENTICATION_METHOD,
+                "enhanced authentication is not offered here: use user name and password",
+            )
+        if verdict.reason != SUCCESS:
+            return verdict.reason, verdict.why
+        if limits.max_connections and self._broker.counters.clients_connected >= limits.max_connections:
+            if not self._broker.registry.is_connected(packet.client_id):  # a takeover makes it no fuller
+                return QUOTA_EXCEEDED, f"this server takes {limits.max_connections} clients and has them"
+        if not packet.client_id and not packet.clean and packet.version != V5:
+            return CLIENT_IDENTIFIER_NOT_VALID, "a lasting session needs a client id"  # 3.1.1 [MQTT-3.1.3-8]
+        will = packet.will
+        if will is not None:
+            if will.qos > limits.max_qos:
+                return QOS_NOT_SUPPORTED, f"QoS {will.qos} is not offered here, not for a will either"
+            if will.retain and not limits.retain_available:
+                return RETAIN_NOT_SUPPORTED, "retained messages are not offered here, not for a will either"
+            if will.retain and will.topic.count(b"/") >= limits.max_topic_levels:
+                return TOPIC_NAME_INVALID, "the topic of the will has too many levels to be retained"
+            if verdict.grant is not None and not verdict.grant.may_publish(will.topic):
+                return NOT_AUTHORIZED, "this client may not publish to the topic of its will"
+        return SUCCESS, ""
+
+    def _describe(self) -> Properties:
+        """What a 5.0 client must know of this server; what is not said has the specification's default."""
+        properties = Properties()
+        limits = self._broker.limits
+        properties.receive_maximum = int(limits.receive_maximum)
+        properties.maximum_packet_size = int(limits.max_packet_size)
+        properties.topic_alias_maximum = int(limits.topic_alias_maximum)
+        properties.maximum_qos = int(limits.max_qos) if limits.max_qos < 2 else None
+        properties.retain_available = None if limits.retain_available else 0
+        properties.wildcard_available = None if limits.wildcard_subscriptions else 0
+        properties.shared_available = None if limits.shared_subscriptions else 0
+        return properties
+
+    def refuse(self, connection: Connection, reason: int, why: str) -> None:
+        """Say no to a CONNECT, in the words of the version that was asked for, and close."""
+        self._broker.refused(connection, reason, why)
+        version = V5 if connection.version == V5 else 4
+        connack = Connack(False, reason, connection.explained(why, 2))
+        write_connack(connection.output(), connack, version)
+        self._broker.counters.packets_sent += 1
+        connection.end(SUCCESS, "", answered=True)
+
+
+def response_information(client_id: str, asked: Properties) -> str | None:
+    """Where this client may have answers sent to, if it asks and its name can stand in a topic."""
+    if not asked.request_response or len(client_id) > 1024 or "+" in client_id or "#" in client_id:
+        return None
+    return f"responses/{client_id}"

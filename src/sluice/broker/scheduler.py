@@ -1,0 +1,44 @@
+"""The one timer behind everything that waits: session expiry, delayed wills, keep-alives, unfinished connects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sluice.broker.turn import Turn
+from sluice.clock import Deadline, Deadlines
+
+
+class Scheduler:
+    """`call_later(seconds, callback)` is the loop's; it returns a handle that can be cancelled."""
+
+    def __init__(self, turn: Turn, call_later: Callable[[float, Callable[[], None]], Any]) -> None:
+        self._turn = turn
+        self._call_later = call_later
+        self._deadlines = Deadlines()
+        self._timer: Any = None
+
+    def __len__(self) -> int:
+        return len(self._deadlines)
+
+    def wake_at(self, when: float, deadline: Deadline) -> None:
+        if self._deadlines.add(when, deadline):
+            self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        first = self._deadlines.first()
+        self._timer = self._call_later(max(0.0, first - self._turn.now), self._run) if first else None
+
+    def _run(self) -> None:
+        self._timer = None
+        try:
+            self._deadlines.run(self._turn.begin())
+        finally:
+            self._arm()  # whatever went wrong in one of them, the others still wait
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

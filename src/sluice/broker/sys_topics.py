@@ -1,0 +1,105 @@
+"""`$SYS/broker/...`: the counters that people expect of a broker, as retained messages.
+
+The names are those that other brokers use, so existing dashboards find them. Rates are averages over one, five and
+fifteen minutes, weighted exponentially like the load of a Unix machine.
+"""
+
+from __future__ import annotations
+
+from math import exp
+
+from sluice.broker.broker import Broker
+from sluice.clock import Deadline
+from sluice.wire.packets import Publish
+
+_MINUTES = (("1min", 60.0), ("5min", 300.0), ("15min", 900.0))
+
+
+class SysTopics(Deadline):
+    """Publishes what has changed, each `limits.sys_interval` seconds."""
+
+    def __init__(self, broker: Broker, version: str) -> None:
+        self._broker = broker
+        self._version = version
+        self._interval: float = broker.limits.sys_interval
+        self._last: dict[str, str] = {}
+        self._counted: dict[str, float] = {}
+        self._loads: dict[str, float] = {}
+
+    def start(self) -> None:
+        if self._interval:
+            self._tell(0.0)
+            self._broker.wake_at(self._broker.turn.now + self._interval, self)
+
+    def due(self, now: float) -> float:
+        self._broker.router.retained.sweep(now)
+        self._tell(self._interval)
+        return now + self._interval
+
+    def values(self) -> dict[str, int]:
+        """Everything that is counted, by the name below `$SYS/broker/`."""
+        broker = self._broker
+        counters = broker.counters
+        sessions = len(broker.registry.sessions)
+        connected = int(counters.clients_connected)
+        return {
+            "clients/connected": connected,
+            "clients/disconnected": sessions - connected,
+            "clients/total": sessions,
+            "clients/maximum": int(counters.clients_maximum),
+            "clients/expired": int(counters.sessions_expired),
+            "connections/open": int(counters.connections_open),
+            "connections/total": int(counters.connections_opened),
+            "connections/refused": int(counters.connections_refused),
+            "messages/received": int(counters.packets_received),
+            "messages/sent": int(counters.packets_sent),
+            "publish/messages/received": int(counters.publishes_received),
+            "publish/messages/sent": int(counters.publishes_sent),
+            "publish/messages/dropped": int(counters.publishes_dropped),
+            "publish/bytes/received": int(counters.publish_bytes_received),
+            "publish/bytes/sent": int(counters.publish_bytes_sent),
+            "bytes/received": int(counters.bytes_received),
+            "bytes/sent": int(counters.bytes_sent),
+            "subscriptions/count": broker.router.subscriptions.count,
+            "shared_subscriptions/count": broker.router.subscriptions.shared_count,
+            "retained messages/count": broker.router.retained.count,
+            "retained messages/bytes": broker.router.retained.bytes,
+            "protocol violations/count": int(counters.protocol_violations),
+        }
+
+    def _tell(self, passed: float) -> None:
+        values = self.values()
+        uptime = int(self._broker.turn.now - self._broker.started_at)
+        said = {name: str(value) for name, value in values.items()}
+        said["version"] = f"sluice {self._version}"
+        said["uptime"] = f"{uptime} seconds"
+        if passed:
+            said.update(self._load(values, passed))
+        for name, value in said.items():
+            if self._last.get(name) != value:
+                self._last[name] = value
+                topic = f"$SYS/broker/{name}".encode()
+                self._broker.router.publish(Publish(topic, value.encode(), 0, True), None)
+
+    def _load(self, values: dict[str, int], passed: float) -> dict[str, str]:
+        """Per-minute averages of what has been counted since the last time."""
+        said: dict[str, str] = {}
+        for name, counter in (
+            ("messages/received", "messages/received"),
+            ("messages/sent", "messages/sent"),
+            ("publish/received", "publish/messages/received"),
+            ("publish/sent", "publish/messages/sent"),
+            ("publish/dropped", "publish/messages/dropped"),
+            ("bytes/received", "bytes/received"),
+            ("bytes/sent", "bytes/sent"),
+            ("connections", "connections/total"),
+        ):
+            count = float(values[counter])
+            rate = (count - self._counted.get(name, 0.0)) * 60.0 / passed
+            self._counted[name] = count
+            for label, seconds in _MINUTES:
+                key = f"load/{name}/{label}"
+                weight = exp(-passed / seconds)
+                self._loads[key] = rate + weight * (self._loads.get(key, rate) - rate)
+                said[key] = f"{self._loads[key]:.2f}"
+        return said

@@ -1,0 +1,73 @@
+"""One turn of the event loop, as the broker sees it.
+
+While sockets are read, connections collect what they have to say in buffers of their own. When all of the turn's input
+is worked off, each connection that was touched is written to once. That is the difference between one system call per
+packet and one per connection and turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from librt.strings import BytesWriter
+
+from sluice.clock import Clock
+
+if TYPE_CHECKING:
+    from sluice.broker.connection import Connection
+
+SPARE_BUFFERS: Final = 256
+SPARE_BYTES: Final = 65_536  # a buffer that has grown beyond this is let go
+
+
+class Turn:
+    def __init__(self, call_soon: Callable[[Callable[[], None]], object], clock: Clock) -> None:
+        self._clock = clock
+        self.now: float = clock()
+        self._call_soon = call_soon
+        self._touched: list[Connection] = []
+        self._spare: list[BytesWriter] = []
+        self._flush: Callable[[], None] = self.flush
+        self._scheduled: bool = False
+        self.before_flush: Callable[[], None] | None = None  # what must be done before a turn's output leaves
+
+    def begin(self) -> float:
+        """The time of this turn: asked once for each read, not for each message in it."""
+        self.now = self._clock()
+        return self.now
+
+    def touch(self, connection: Connection) -> None:
+        """Write to `connection` at the end of the turn."""
+        if not self._scheduled:
+            self.schedule()
+        self._touched.append(connection)
+
+    def schedule(self) -> None:
+        """Something was done in this turn: have it ended when all of its input is worked off."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._call_soon(self._flush)
+
+    def buffer(self) -> BytesWriter:
+        """An empty buffer. They are lent: a connection that has nothing to say holds none."""
+        return self._spare.pop() if self._spare else BytesWriter()
+
+    def give_back(self, buffer: BytesWriter) -> None:
+        if len(buffer) <= SPARE_BYTES and len(self._spare) < SPARE_BUFFERS:
+            buffer.truncate(0)
+            self._spare.append(buffer)
+
+    def flush(self) -> None:
+        """The end of the turn."""
+        self._scheduled = False
+        if self.before_flush is not None:
+            self.before_flush()
+        self.send()
+
+    def send(self) -> None:
+        """Write to every connection that was touched."""
+        touched = self._touched
+        self._touched = []
+        for connection in touched:
+            connection.flush()

@@ -1,0 +1,18 @@
+"""The house that tests of the broker's rules live in."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.broker.kit import House
+
+
+@pytest.fixture
+def house() -> House:
+    return House()
+
+
+@pytest.fixture(params=[4, 5], ids=["3.1.1", "5.0"])
+def version(request: pytest.FixtureRequest) -> int:
+    number: int = request.param
+    return number

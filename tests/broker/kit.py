@@ -1,0 +1,411 @@
+"""A broker without sockets and without waiting: tests feed bytes in, read packets out, and let hours pass at once.
+
+`House` is a broker on a loop and a clock that only move when told to. `Peer` is one socket to it, `Client` a peer that
+has sent its CONNECT. What a peer was sent stays until it is taken, so a test says exactly which packets it expects.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sluice.broker.access import Access, Anonymous
+from sluice.broker.broker import Broker
+from sluice.broker.connection import Connection
+from sluice.broker.limits import Limits
+from sluice.wire.encode import encode
+from sluice.wire.framing import Framer
+from sluice.wire.packets import (
+    V5,
+    V311,
+    Ack,
+    Connack,
+    Connect,
+    Disconnect,
+    Packet,
+    Pingreq,
+    Pingresp,
+    Publish,
+    Suback,
+    Subscribe,
+    SubscriptionRequest,
+    Unsuback,
+    Unsubscribe,
+    publish_with,
+)
+from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL, Properties
+
+MIDDAY = 1_800_000_000.0  # when every test begins
+P = TypeVar("P", bound=Packet)
+
+
+class Timer:
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback = callback
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Loop:
+    """The two calls of an event loop that the broker makes, and its time."""
+
+    def __init__(self) -> None:
+        self.now = MIDDAY
+        self._soon: deque[Callable[[], None]] = deque()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._count = 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._soon.append(callback)
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        assert seconds >= 0
+        timer = Timer(callback)
+        self._count += 1
+        heapq.heappush(self._timers, (self.now + seconds, self._count, timer))
+        return timer
+
+    def settle(self) -> None:
+        """Work off everything that is to happen at this moment."""
+        while self._soon:
+            self._soon.popleft()()
+
+    def advance(self, seconds: float) -> None:
+        self.settle()
+        end = self.now + seconds
+        while self._timers and self._timers[0][0] <= end:
+            when, _, timer = heapq.heappop(self._timers)
+            self.now = max(self.now, when)
+            if not timer.cancelled:
+                timer.callback()
+            self.settle()
+        self.now = end
+
+
+class Transport:
+    """What a socket's transport does for a connection. `jammed`: the peer does not read, so writes pile up."""
+
+    def __init__(self, loop: Loop, connection: Connection) -> None:
+        self._loop = loop
+        self._connection = connection
+        self.sent = bytearray()
+        self.pending = bytearray()
+        self.writes = 0
+        self.high = 64 * 1024
+        self.low = 16 * 1024
+        self.jammed = False
+        self.reading = True
+        self.closing = False
+        self.aborted = False
+        self.lost = False
+        self._paused = False
+
+    def set_write_buffer_limits(self, high: int, low: int) -> None:
+        self.high, self.low = high, low
+
+    def get_write_buffer_size(self) -> int:
+        return len(self.pending)
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return ("127.0.0.1", 49152) if name == "peername" else default
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def write(self, data: bytes) -> None:
+        assert not self.closing, "written to after close"
+        self.writes += 1
+        if not self.jammed:
+            self.sent += data
+            return
+        self.pending += data
+        if len(self.pending) > self.high and not self._paused:
+            self._paused = True
+            self._connection.pause_writing()
+
+    def drain(self, size: int | None = None) -> None:
+        """The peer reads: `size` bytes of what piled up, or all of it."""
+        taken = self.pending if size is None else self.pending[:size]
+        self.sent += taken
+        del self.pending[: len(taken)]
+        if self._paused and len(self.pending) <= self.low:
+            self._paused = False
+            if not self.lost:
+                self._connection.resume_writing()
+        if self.closing and not self.pending:
+            self._lose()
+
+    def close(self) -> None:
+        if not self.closing:
+            self.closing = True
+            if not self.pending:
+                self._lose()
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.close()  # the peer closes its half as soon as it has read everything
+
+    def abort(self) -> None:
+        self.closing = self.aborted = True
+        self.pending.clear()
+        self._lose()
+
+    def _lose(self) -> None:
+        if not self.lost:
+            self.lost = True
+            self._loop.call_soon(lambda: self._connection.connection_lost(None))
+
+
+class Peer:
+    """One socket to the broker, seen from its far end."""
+
+    def __init__(self, house: House) -> None:
+        self.house = house
+        self.version = V5
+        self.connection = house.broker.connect()
+        self.transport = Transport(house.loop, self.connection)
+        self._framer = Framer(268_435_460)
+        self._inbox: list[Packet] = []
+        self._ids = 0
+        self.connection.connection_made(self.transport)
+        house.loop.settle()
+
+    def feed(self, data: bytes) -> None:
+        """Bytes as they come from the network, in one read."""
+        if not self.transport.lost:
+            self.connection.data_received(data)
+        self.house.loop.settle()
+
+    def send(self, *packets: Packet) -> None:
+        self.feed(b"".join(encode(packet, self.version) for packet in packets))
+
+    def drop(self) -> None:
+        """The line breaks without a word."""
+        self.transport.closing = True
+        self.transport._lose()
+        self.house.loop.settle()
+
+    @property
+    def closed(self) -> bool:
+        return self.transport.lost
+
+    def take(self) -> list[Packet]:
+        """Everything that has arrived since the last time."""
+        data = bytes(self.transport.sent)
+        self.transport.sent.clear()
+        return self._framer.feed(data, self.version)
+
+    def only(self, kind: type[P]) -> P:
+        """The one packet that has arrived, which is of this kind."""
+        packets = self.take()
+        assert [type(packet) for packet in packets] == [kind]
+        packet = packets[0]
+        assert isinstance(packet, kind)
+        return packet
+
+    def messages(self) -> list[Publish]:
+        """What has arrived, all of it messages."""
+        packets = self.take()
+        found = [packet for packet in packets if isinstance(packet, Publish)]
+        assert len(found) == len(packets), [type(packet).__name__ for packet in packets]
+        return found
+
+    def payloads(self) -> list[bytes]:
+        return [message.payload for message in self.messages()]
+
+    def fault(self) -> tuple[int, str]:
+        """The reason and the words with which the broker ended this connection, as its last packet."""
+        packets = self.take()
+        assert self.closed
+        assert packets and isinstance(packets[-1], Disconnect), packets
+        properties = packets[-1].properties
+        return packets[-1].reason, (properties.reason_string or "") if properties else ""
+
+
+class Client(Peer):
+    """A peer that has connected."""
+
+    connack: Connack
+
+    def subscribe(
+        self,
+        *filters: str,
+        qos: int = 0,
+        no_local: bool = False,
+        as_published: bool = False,
+        handling: int = 0,
+        identifier: int = 0,
+    ) -> list[int]:
+        """The reasons of the SUBACK; messages behind it stay to be taken."""
+        requests = [
+            SubscriptionRequest(one.encode(), qos, no_local, as_published, handling) for one in filters
+        ]
+        properties = props(subscription_ids=[identifier]) if identifier else None
+        self.send(Subscribe(self.next_id(), requests, properties))
+        return self.first(Suback).reasons
+
+    def unsubscribe(self, *filters: str) -> list[int]:
+        self.send(Unsubscribe(self.next_id(), [one.encode() for one in filters]))
+        return self.first(Unsuback).reasons
+
+    def publish(
+        self,
+        topic: str,
+        payload: bytes = b"",
+        qos: int = 0,
+        retain: bool = False,
+        packet_id: int = 0,
+        dup: bool = False,
+        **properties: Any,
+    ) -> int:
+        """Send a PUBLISH and leave its answer to be taken; the packet identifier."""
+        packet = publish_with(topic.encode(), payload, qos, retain, props(**properties))
+        packet.dup = dup
+        packet.packet_id = (packet_id or self.next_id()) if qos else 0
+        self.send(packet)
+        return int(packet.packet_id)
+
+    def publish_fully(self, topic: str, payload: bytes, qos: int, retain: bool = False) -> None:
+        """Publish, and bring the exchange to its end."""
+        packet_id = self.publish(topic, payload, qos, retain)
+        if qos == 1:
+            self.first_ack(PUBACK, packet_id)
+        elif qos == 2:
+            self.first_ack(PUBREC, packet_id)
+            self.send(Ack(PUBREL, packet_id))
+            self.first_ack(PUBCOMP, packet_id)
+
+    def first(self, kind: type[P]) -> P:
+        """The first packet of this kind; the others stay to be taken."""
+        self._inbox += super().take()
+        for packet in self._inbox:
+            if isinstance(packet, kind):
+                self._inbox.remove(packet)
+                return packet
+        raise AssertionError(f"no {kind.__name__} among {self._inbox}")
+
+    def first_ack(self, kind: int, packet_id: int, reason: int | None = None) -> Ack:
+        self._inbox += super().take()
+        for packet in self._inbox:
+            if isinstance(packet, Ack) and (packet.kind, packet.packet_id) == (kind, packet_id):
+                self._inbox.remove(packet)
+                assert reason is None or packet.reason == reason, hex(packet.reason)
+                return packet
+        raise AssertionError(f"no acknowledgement {kind} of {packet_id} among {self._inbox}")
+
+    def take(self) -> list[Packet]:
+        packets = self._inbox + super().take()
+        self._inbox = []
+        return packets
+
+    def ack(self, message: Publish, reason: int = 0) -> None:
+        """Acknowledge a message as its QoS wants it, to the end."""
+        packet_id = int(message.packet_id)
+        if message.qos == 1:
+            self.send(Ack(PUBACK, packet_id, reason))
+        elif message.qos == 2:
+            self.send(Ack(PUBREC, packet_id, reason))
+            if reason < 0x80:
+                self.first_ack(PUBREL, packet_id)
+                self.send(Ack(PUBCOMP, packet_id))
+
+    def ping(self) -> None:
+        """Whether it still lives and is served."""
+        self.send(Pingreq())
+        self.first(Pingresp)
+
+    def disconnect(self, reason: int = 0, **properties: Any) -> None:
+        self.send(Disconnect(reason, props(**properties) if properties else None))
+
+    def next_id(self) -> int:
+        self._ids = self._ids % 65_535 + 1
+        return self._ids
+
+
+class House:
+    """A broker with everything round it that is not ours."""
+
+    def __init__(self, access: Access | None = None, **limits: Any) -> None:
+        self.loop = Loop()
+        self.limits = Limits()
+        for name, value in limits.items():
+            assert hasattr(self.limits, name)
+            setattr(self.limits, name, value)
+        self.log: list[tuple[str, dict[str, object]]] = []
+        self.broker = Broker(
+            self.loop,
+            self.limits,
+            access or Anonymous(True),
+            lambda event, facts: self.log.append((event, facts)),
+            self.loop.clock,
+        )
+
+    @property
+    def counters(self) -> Any:
+        return self.broker.counters
+
+    def advance(self, seconds: float) -> None:
+        self.loop.advance(seconds)
+
+    def open(self) -> Peer:
+        """A socket on which nothing has been said yet."""
+        return Peer(self)
+
+    def connect(
+        self,
+        client_id: str = "",
+        version: int = V5,
+        clean: bool = True,
+        keep_alive: int = 0,
+        will: Publish | None = None,
+        will_delay: int = 0,
+        username: str | None = None,
+        password: bytes | None = None,
+        **properties: Any,
+    ) -> Client:
+        """A client behind its CONNACK, whatever that says."""
+        client = Client(self)
+        client.version = version
+        packet = Connect(client_id, version, clean, keep_alive)
+        packet.will, packet.will_delay = will, will_delay
+        packet.username, packet.password = username, password
+        packet.properties = props(**properties)
+        client.send(packet)
+        client.connack = client.first(Connack)
+        return client
+
+    def connect_lasting(self, client_id: str, version: int = V5, **properties: Any) -> Client:
+        """A client whose session outlives its connection, new or resumed."""
+        if version == V311:
+            return self.connect(client_id, V311, clean=False)
+        properties.setdefault("session_expiry", 3600)
+        return self.connect(client_id, clean=False, **properties)
+
+    def sessions(self) -> set[str]:
+        return set(self.broker.registry.sessions)
+
+
+def props(**values: Any) -> Properties:
+    properties = Properties()
+    for name, value in values.items():
+        assert hasattr(properties, name), name
+        setattr(properties, name, value)
+    return properties
+
+
+def will(
+    topic: str, payload: bytes = b"gone", qos: int = 0, retain: bool = False, **properties: Any
+) -> Publish:
+    return publish_with(topic.encode(), payload, qos, retain, props(**properties))

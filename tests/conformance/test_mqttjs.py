@@ -1,0 +1,48 @@
+"""mqtt.js, the client of browsers, over WebSocket, secure WebSocket, and as Node programs use it: over TCP and TLS."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from tests.brokers import Broker
+from tests.conformance.conftest import Certificates
+from tests.services import need_node_package, need_program
+
+SCRIPT = Path(__file__).parents[1] / "node" / "client.js"
+
+
+def test_everything_that_a_client_does(
+    house: Broker, certificates: Certificates, door: str, version: int, name: str
+) -> None:
+    need_node_package("mqtt")
+    address = house.address(door)
+    path = "/mqtt" if door in ("ws", "wss") else ""
+    url = f"{door}://{address.host}:{address.port}{path}"
+    authority = [str(certificates.ca)] if door in ("mqtts", "wss") else []
+    done = subprocess.run(
+        [need_program("node"), str(SCRIPT), url, str(version), name, *authority],
+        capture_output=True,
+        timeout=40,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    seen = json.loads(done.stdout)
+    for one in [*seen["messages"], seen["retained"], seen["will"]]:
+        one.pop("properties", None)
+    assert seen["messages"] == [
+        {"topic": f"{name}/{qos}", "payload": f"m{qos}", "qos": qos, "retain": False} for qos in range(3)
+    ]
+    assert seen["large"] == 300_000
+    assert seen["retained"] == {"topic": f"{name}/kept", "payload": "kept", "qos": 1, "retain": True}
+    assert seen["will"]["payload"] == "gone"
+    assert (seen["present"], seen["resumed"]) == (True, "waited")
+    if version == 5:
+        assert seen["properties"] == {
+            "contentType": "text/plain",
+            "responseTopic": "answers",
+            "correlationData": "7",
+            "messageExpiryInterval": 60,
+            "userProperties": {"a": ["1", "2"], "b": "3"},
+            "subscriptionIdentifier": 9,
+        }
