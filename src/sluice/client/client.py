@@ -1,0 +1,391 @@
+"""The client as the application holds it: publishing, subscribing, receiving.
+
+What it is told goes to the protocol, which knows no loop; what keeps it connected is the lifeline. This class joins
+the two to the application's tasks, and has no task of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self, Unpack
+from urllib.parse import unquote, urlsplit
+
+from sluice.client.confirm import Confirm, finished
+from sluice.client.errors import ClientClosed, ClientError, TooManyUnconfirmed, Unsupported
+from sluice.client.exchange import Asking, PublishResult
+from sluice.client.inbox import Inbox, Messages
+from sluice.client.lifeline import Lifeline
+from sluice.client.message import Message
+from sluice.client.options import Backoff, Options, UserProperties, Will, user_pairs
+from sluice.client.protocol import ClientProtocol, Connected, State, requests_for
+from sluice.client.publishing import Payload, PublishProperties, make_publish, refuse_properties
+from sluice.client.server import ServerInfo
+from sluice.wire.packets import V5, Subscribe, Unsubscribe
+from sluice.wire.properties import Properties
+
+
+class Client:
+    """A connection to an MQTT server that comes back by itself.
+
+    async with Client("localhost") as client:
+        await client.subscribe("greetings/#", qos=1)
+        await client.publish("greetings/world", "hello", qos=1)
+        async for message in client.messages():
+            print(message.topic, message.payload)
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 1883,
+        *,
+        client_id: str = "",
+        version: int = V5,
+        clean_start: bool = True,
+        session_expiry: int = 0,
+        keep_alive: int = 60,
+        username: str | None = None,
+        password: bytes | str | None = None,
+        will: Will | None = None,
+        receive_maximum: int | None = None,
+        topic_alias_maximum: int = 0,
+        maximum_packet_size: int | None = None,
+        user_properties: UserProperties = (),
+        tls: ssl.SSLContext | bool = False,
+        server_hostname: str | None = None,
+        connect_timeout: float = 10.0,
+        reconnect: bool = True,
+        backoff: Backoff | None = None,
+        manual_ack: bool = False,
+        topic_aliases: bool = False,
+        max_inflight: int | None = None,
+        max_buffered: int = 1_000,
+        max_unconfirmed: int = 65_536,
+        max_unconfirmed_bytes: int = 64 * 1024 * 1024,
+        on_connect: Callable[[Connected], None] | None = None,
+        on_disconnect: Callable[[ClientError], None] | None = None,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self.options = Options(
+            host=host,
+            port=port,
+            client_id=client_id,
+            version=version,
+            clean_start=clean_start,
+            session_expiry=session_expiry,
+            keep_alive=keep_alive,
+            username=username,
+            password=password,
+            will=will,
+            receive_maximum=receive_maximum,
+            topic_alias_maximum=topic_alias_maximum,
+            maximum_packet_size=maximum_packet_size,
+            user_properties=user_properties,
+            tls=tls,
+            server_hostname=server_hostname,
+            connect_timeout=connect_timeout,
+            reconnect=reconnect,
+            backoff=backoff or Backoff(),
+            manual_ack=manual_ack,
+            topic_aliases=topic_aliases,
+            max_inflight=max_inflight,
+            max_buffered=max_buffered,
+            max_unconfirmed=max_unconfirmed,
+            max_unconfirmed_bytes=max_unconfirmed_bytes,
+        )
+        self._protocol = ClientProtocol(self.options)
+        self._inbox = Inbox(self.options.max_buffered, self._handed_over)
+        self._lifeline = Lifeline(
+            self.options,
+            self._protocol,
+            self._inbox,
+            self._answered,
+            self._over,
+            on_connect,
+            on_disconnect,
+            draw,
+        )
+        self._error: ClientError | None = ClientClosed(
+            "the client is not connected", "Use `async with`, or connect()"
+        )
+        self._waiters: deque[tuple[Callable[[], bool], asyncio.Future[None]]] = deque()
+
+    @classmethod
+    def from_url(cls, url: str, **options: object) -> Self:
+        """A client for `mqtt://user:password@host:port` or `mqtts://...`; `options` as for the class."""
+        parts = urlsplit(url if "://" in url else f"mqtt://{url}")
+        if parts.scheme not in ("mqtt", "mqtts", "tcp"):
+            raise Unsupported(
+                f"{parts.scheme}:// is not spoken here", "Use mqtt://host:port or mqtts://host:port"
+            )
+        secure = parts.scheme == "mqtts"
+        given: dict[str, object] = {"port": parts.port or (8883 if secure else 1883), "tls": secure}
+        if parts.username:
+            given["username"] = unquote(parts.username)
+        if parts.password:
+            given["password"] = unquote(parts.password)
+        return cls(parts.hostname or "127.0.0.1", **(given | options))  # type: ignore[arg-type]  # checked there
+
+    # Connecting
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(drain_seconds=5.0 if error is None else 0.0)
+
+    async def connect(self) -> Connected:
+        """The first connection. It is tried once: what is wrong with it is raised, not waited out."""
+        event = await self._lifeline.connect()
+        self._error = None
+        return event
+
+    async def close(
+        self, *, drain_seconds: float = 5.0, reason: int = 0, session_expiry: int | None = None
+    ) -> None:
+        """Wait up to `drain_seconds` for unconfirmed publishes, say goodbye, end every task. Safe to call twice.
+
+        `reason` 0x04 makes the server publish the will; `session_expiry` changes how long it keeps the session."""
+        try:
+            if drain_seconds > 0 and self._error is None:
+                try:
+                    async with asyncio.timeout(drain_seconds):
+                        await self.drain()
+                except (TimeoutError, ClientError):
+                    pass  # what is left is told to whoever waits for it, below
+        finally:
+            if self._error is None:
+                self._error = ClientClosed("the client is closed", "Make a new Client")
+            self._end(self._error, None)
+            await self._lifeline.close(reason, session_expiry)
+
+    @property
+    def is_connected(self) -> bool:
+        return self._protocol.state is State.CONNECTED
+
+    @property
+    def client_id(self) -> str:
+        """Ours, or the one the server assigned."""
+        return self._protocol.client_id
+
+    @property
+    def server(self) -> ServerInfo:
+        """What the server said about itself."""
+        return self._protocol.server
+
+    @property
+    def session_present(self) -> bool:
+        """Whether the server still had the session when the present connection was made."""
+        return self._lifeline.session_present
+
+    @property
+    def last_loss(self) -> ClientError | None:
+        """Why the last connection ended, or why the last attempt to reconnect failed."""
+        return self._lifeline.last_loss
+
+    @property
+    def unconfirmed(self) -> int:
+        """How many publishes wait to be sent or answered."""
+        return self._protocol.outbox.unconfirmed
+
+    @property
+    def dropped(self) -> int:
+        """How many QoS 0 messages were dropped because the application was too slow (see `inbox`)."""
+        return self._inbox.dropped
+
+    async def wait_connected(self) -> None:
+        """Return when there is a connection."""
+        await self._until(lambda: self._protocol.state is State.CONNECTED)
+
+    async def drain(self) -> None:
+        """Return when every publish so far has been answered."""
+        await self._until(lambda: self._protocol.outbox.unconfirmed == 0)
+
+    async def room(self) -> None:
+        """Return when `publish_nowait` will take another message."""
+        await self._until(self._has_room)
+
+    # Publishing
+
+    async def publish(
+        self,
+        topic: str,
+        payload: Payload = b"",
+        qos: int = 0,
+        retain: bool = False,
+        **more: Unpack[PublishProperties],
+    ) -> PublishResult:
+        """Publish and wait: QoS 1 and 2 until the server has answered, across reconnects; QoS 0 until the message is in
+        the output that this turn of the loop writes, which waits while the transport is full. Raises `PublishRefused`
+        when the server says no. A cancelled publish is taken back if it has not been sent yet."""
+        confirm = Confirm(make_publish(self.options.version, topic, payload, qos, retain, more))
+        if not self._has_room():
+            await self.room()
+        self._send(confirm)
+        if not confirm.done:
+            try:
+                await finished(confirm)
+            except asyncio.CancelledError:
+                self._protocol.outbox.withdraw(confirm)
+                raise
+        return confirm.result()
+
+    def publish_nowait(
+        self,
+        topic: str,
+        payload: Payload = b"",
+        qos: int = 0,
+        retain: bool = False,
+        **more: Unpack[PublishProperties],
+    ) -> Confirm:
+        """Publish without waiting; the `Confirm` can be awaited. What the server's window does not take yet is kept in
+        order, up to `max_unconfirmed`, then `TooManyUnconfirmed` is raised: await `room()` between batches."""
+        confirm = Confirm(make_publish(self.options.version, topic, payload, qos, retain, more))
+        if not self._has_room():
+            raise TooManyUnconfirmed(self.unconfirmed, self._protocol.outbox.held_bytes)
+        self._send(confirm)
+        return confirm
+
+    # Subscribing and receiving
+
+    async def subscribe(
+        self,
+        topic_filter: str | Sequence[str],
+        qos: int = 0,
+        *,
+        no_local: bool = False,
+        retain_as_published: bool = False,
+        retain_handling: int = 0,
+        identifier: int | None = None,
+        user: UserProperties | None = None,
+        properties: Properties | None = None,
+        check: bool = True,
+    ) -> list[int]:
+        """Subscribe to one filter or several and return the reason granted for each (0, 1, 2: the QoS). A failure code
+        raises `SubscribeRefused`, unless `check` is False. The subscription is renewed when the session is lost."""
+        filters = [topic_filter] if isinstance(topic_filter, str) else list(topic_filter)
+        requests = requests_for(filters, qos, no_local, retain_as_published, retain_handling)
+        special = no_local or retain_as_published or retain_handling != 0
+        refuse_properties(self.options.version, special or identifier is not None or bool(user or properties))
+        asked = properties
+        if identifier is not None or user is not None:
+            asked = Properties()
+            if properties is not None:
+                asked.user = list(properties.user)
+                asked.subscription_ids = list(properties.subscription_ids)
+            if identifier is not None:
+                asked.subscription_ids = [identifier]
+            if user is not None:
+                asked.user += user_pairs(user)
+        return await self._ask(Asking(Subscribe(0, requests, asked)), check)
+
+    async def unsubscribe(
+        self, topic_filter: str | Sequence[str], *, user: UserProperties | None = None, check: bool = True
+    ) -> list[int]:
+        """Unsubscribe from one filter or several; the reasons are 0, or 0x11 where there was nothing to end."""
+        filters = [topic_filter] if isinstance(topic_filter, str) else list(topic_filter)
+        if not filters:
+            raise Unsupported("there is no topic filter", "Name at least one")
+        properties = None
+        if user is not None:
+            refuse_properties(self.options.version, True)
+            properties = Properties()
+            properties.user = user_pairs(user)
+        return await self._ask(Asking(Unsubscribe(0, [one.encode() for one in filters], properties)), check)
+
+    def messages(self) -> Messages:
+        """An async iterator over what arrives. It ends when the client is closed, and raises when the connection is
+        lost for good. A message is acknowledged as it is handed out, or by `message.ack()` with `manual_ack`."""
+        return Messages(self._inbox)
+
+    # Its own
+
+    def _has_room(self) -> bool:
+        outbox = self._protocol.outbox
+        options = self.options
+        return (
+            len(outbox.waiting) + len(outbox.inflight) + len(outbox.releasing) < options.max_unconfirmed
+            and outbox.held_bytes < options.max_unconfirmed_bytes
+        )
+
+    def _send(self, confirm: Confirm) -> None:
+        if self._error is not None:
+            raise self._error
+        self._protocol.outbox.publish(confirm)
+        connection = self._lifeline.connection
+        if connection is not None and not connection.reading and not confirm.done:
+            connection.resume_reading()  # the answer stands behind what we did not want to read
+
+    async def _ask(self, asking: Asking, check: bool) -> list[int]:
+        if self._error is not None:
+            raise self._error
+        self._protocol.ask(asking)
+        if self._lifeline.connection is not None:
+            self._lifeline.connection.resume_reading()
+        try:
+            await finished(asking)
+        except asyncio.CancelledError:
+            self._protocol.abandon(asking)
+            raise
+        if asking.error is not None:
+            raise asking.error
+        refusal = asking.refusal()
+        if check and refusal is not None:
+            raise refusal
+        return asking.reasons()
+
+    def _handed_over(self, message: Message) -> None:
+        """A message reached the application."""
+        if not self.options.manual_ack and message.qos:
+            self._protocol.incoming.acknowledge(message, 0, None)
+        connection = self._lifeline.connection
+        if connection is not None and not connection.reading and len(self._inbox) <= self._inbox.limit // 2:
+            connection.resume_reading()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            if self._error is not None:
+                raise self._error
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            entry = (condition, waiter)
+            self._waiters.append(entry)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if entry in self._waiters:
+                    self._waiters.remove(entry)
+                raise
+
+    def _answered(self) -> None:
+        """Something may have changed for those who wait: called once per read, not per message."""
+        if self._waiters:
+            self._wake(lambda condition: condition())
+
+    def _wake(self, ready: Callable[[Callable[[], bool]], bool]) -> None:
+        for _ in range(len(self._waiters)):
+            condition, waiter = self._waiters.popleft()
+            if waiter.done():
+                continue
+            if ready(condition):
+                waiter.set_result(None)
+            else:
+                self._waiters.append((condition, waiter))
+
+    def _over(self, error: ClientError) -> None:
+        """The connection is lost for good."""
+        self._end(error, error)
+
+    def _end(self, error: ClientError, told: ClientError | None) -> None:
+        """Everybody who waits hears `error`; the messages end, with `told`."""
+        self._error = error
+        self._protocol.fail(error)
+        self._inbox.end(told)
+        self._wake(lambda _: True)

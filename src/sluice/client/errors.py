@@ -1,0 +1,168 @@
+"""How the client library says no. Each error tells what happened and what to do, and carries the server's own words.
+
+The facts of a refusal are the reason code of MQTT 5.0 (3.1.1 return codes are translated into them) and the reason
+string, if the server sent one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sluice.errors import SluiceError
+from sluice.wire import reasons
+from sluice.wire.properties import Properties
+
+# After these, the same client would be turned away again for the same cause, or would fight a second client for the
+# session: the client stops instead of reconnecting.
+FINAL_REASONS: Final = frozenset(
+    {
+        reasons.MALFORMED_PACKET,
+        reasons.PROTOCOL_ERROR,
+        reasons.UNSUPPORTED_PROTOCOL_VERSION,
+        reasons.CLIENT_IDENTIFIER_NOT_VALID,
+        reasons.BAD_USER_NAME_OR_PASSWORD,
+        reasons.NOT_AUTHORIZED,
+        reasons.BANNED,
+        reasons.BAD_AUTHENTICATION_METHOD,
+        reasons.SESSION_TAKEN_OVER,
+        reasons.TOPIC_FILTER_INVALID,
+        reasons.TOPIC_NAME_INVALID,
+        reasons.RECEIVE_MAXIMUM_EXCEEDED,
+        reasons.TOPIC_ALIAS_INVALID,
+        reasons.PACKET_TOO_LARGE,
+        reasons.PAYLOAD_FORMAT_INVALID,
+        reasons.RETAIN_NOT_SUPPORTED,
+        reasons.QOS_NOT_SUPPORTED,
+        reasons.USE_ANOTHER_SERVER,
+        reasons.SERVER_MOVED,
+        reasons.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED,
+        reasons.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED,
+        reasons.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED,
+    }
+)
+
+_ADVICE: Final[dict[int, str]] = {
+    reasons.UNSUPPORTED_PROTOCOL_VERSION: "Connect with version=4 (MQTT 3.1.1)",
+    reasons.CLIENT_IDENTIFIER_NOT_VALID: "Choose another client_id",
+    reasons.BAD_USER_NAME_OR_PASSWORD: "Check username and password",
+    reasons.NOT_AUTHORIZED: "Ask for access, or use other credentials",
+    reasons.SESSION_TAKEN_OVER: "Another client connected with this client_id: give each client its own",
+    reasons.PACKET_TOO_LARGE: "Send smaller messages, or raise the server's limit",
+    reasons.QUOTA_EXCEEDED: "Slow down, or raise the server's limit",
+    reasons.SERVER_BUSY: "Try again later",
+    reasons.SERVER_UNAVAILABLE: "Try again later",
+}
+
+
+def _in_words(reason: int, reason_string: str | None) -> str:
+    name = f"{reasons.name_of(reason)} (0x{reason:02x})"
+    return f"{name}: {reason_string}" if reason_string else name
+
+
+class ClientError(SluiceError):
+    """The root of what the client library raises."""
+
+
+class Unsupported(ClientError):
+    """The request does not fit this version of MQTT, or what this server said it can do. Nothing was sent."""
+
+
+class TooManyUnconfirmed(ClientError):
+    """`publish_nowait` found the client's own limit of unconfirmed publishes reached. Nothing was sent."""
+
+    def __init__(self, messages: int, size: int) -> None:
+        super().__init__(
+            f"{messages} publishes of {size} bytes wait for the server",
+            "Await client.room() first, use `await client.publish`, or raise max_unconfirmed and max_unconfirmed_bytes",
+        )
+
+
+class ConnectFailed(ClientError):
+    """No connection came about: no route, no listener, no TLS, or no answer in time. The cause is chained."""
+
+
+class Refusal(ClientError):
+    """The server answered, and the answer is no."""
+
+    doing = "the request"
+
+    def __init__(
+        self,
+        reason: int,
+        reason_string: str | None = None,
+        properties: Properties | None = None,
+        about: str = "",
+    ) -> None:
+        what = f"the server refused {self.doing}{' ' + about if about else ''}: {_in_words(reason, reason_string)}"
+        super().__init__(what, _ADVICE.get(reason, ""))
+        self.reason = reason
+        self.reason_string = reason_string
+        self.properties = properties
+
+
+class ConnectRefused(Refusal):
+    """A CONNACK with a failure code. `properties.server_reference` may name another server."""
+
+    doing = "the connection"
+
+
+class PublishRefused(Refusal):
+    """A PUBACK or PUBREC with a failure code: the server did not take the message."""
+
+    doing = "the publish"
+
+
+class SubscribeRefused(Refusal):
+    """A SUBACK with a failure code. `reasons` has one entry per filter, in the order asked for."""
+
+    doing = "to subscribe"
+
+    def __init__(
+        self,
+        granted: list[int],
+        reason: int,
+        reason_string: str | None,
+        properties: Properties | None,
+        about: str,
+    ) -> None:
+        super().__init__(reason, reason_string, properties, about)
+        self.reasons = granted
+
+
+class UnsubscribeRefused(SubscribeRefused):
+    """An UNSUBACK with a failure code."""
+
+    doing = "to unsubscribe"
+
+
+class ConnectionLost(ClientError):
+    """The connection ended without our asking. `reason` is the server's code, if it said one."""
+
+    def __init__(self, what: str, do: str = "", reason: int | None = None) -> None:
+        super().__init__(what, do)
+        self.reason = reason
+        self.reason_string: str | None = None
+        self.properties: Properties | None = None
+
+    @property
+    def final(self) -> bool:
+        """Whether connecting again is pointless."""
+        return self.reason in FINAL_REASONS
+
+
+class ServerDisconnected(ConnectionLost):
+    """The server sent DISCONNECT with `reason`."""
+
+    def __init__(self, reason: int, properties: Properties | None) -> None:
+        reason_string = properties.reason_string if properties is not None else None
+        super().__init__(
+            f"the server ended the connection: {_in_words(reason, reason_string)}",
+            _ADVICE.get(reason, ""),
+            reason,
+        )
+        self.reason_string = reason_string
+        self.properties = properties
+
+
+class ClientClosed(ClientError):
+    """The client was closed, or never connected, and can do nothing more."""

@@ -1,0 +1,134 @@
+"""What a client may be told before it connects. Plain values: nothing here knows a socket or a packet's bytes."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sluice.client.errors import Unsupported
+from sluice.wire.packets import V5, V311, Connect, publish_with
+from sluice.wire.properties import Properties
+
+UserProperties = Mapping[str, str] | Iterable[tuple[str, str]]
+
+# In flight towards a 3.1.1 server, which cannot say what it can receive: what common servers take by default. Some
+# close the connection beyond it.
+CUSTOMARY_INFLIGHT = 20
+
+# Every packet MQTT can describe: four bytes of length and the first byte.
+LARGEST_PACKET = 268_435_455 + 5
+
+
+def user_pairs(user: UserProperties) -> list[tuple[str, str]]:
+    return list(user.items()) if isinstance(user, Mapping) else list(user)
+
+
+@dataclass(slots=True)
+class Will:
+    """The message that the server publishes when this client vanishes."""
+
+    topic: str
+    payload: bytes | str = b""
+    qos: int = 0
+    retain: bool = False
+    delay_seconds: int = 0
+    properties: Properties | None = None
+
+
+@dataclass(slots=True)
+class Backoff:
+    """How long to wait between attempts to reconnect."""
+
+    initial_seconds: float = 0.1
+    multiplier: float = 2.0
+    max_seconds: float = 30.0
+    stable_seconds: float = 5.0  # a connection that lived this long was a success: the next wait starts anew
+
+
+def reconnect_delay(attempt: int, policy: Backoff, draw: float) -> float:
+    """Half of the step is fixed, half drawn by lot. Without the lot, every client of a server that restarts would
+    come back in the same instant."""
+    step = min(policy.initial_seconds * policy.multiplier ** min(attempt, 60), policy.max_seconds)
+    return step / 2 + step / 2 * draw
+
+
+@dataclass(slots=True)
+class Options:
+    """Everything about one client. `Client` takes the same names as keywords."""
+
+    host: str = "127.0.0.1"
+    port: int = 1883
+    client_id: str = ""
+    version: int = V5
+    clean_start: bool = True
+    session_expiry: int = 0
+    keep_alive: int = 60
+    username: str | None = None
+    password: bytes | str | None = None
+    will: Will | None = None
+    receive_maximum: int | None = None
+    topic_alias_maximum: int = 0
+    maximum_packet_size: int | None = None
+    user_properties: UserProperties = ()
+    tls: ssl.SSLContext | bool = False
+    server_hostname: str | None = None
+    connect_timeout: float = 10.0
+    reconnect: bool = True
+    backoff: Backoff = field(default_factory=Backoff)
+    manual_ack: bool = False
+    topic_aliases: bool = False
+    max_inflight: int | None = None
+    max_buffered: int = 1_000
+    max_unconfirmed: int = 65_536
+    max_unconfirmed_bytes: int = 64 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if self.version not in (V311, V5):
+            raise Unsupported(f"MQTT version {self.version} is not spoken here", "Use 5, or 4 for MQTT 3.1.1")
+        if not 0 <= self.keep_alive <= 0xFFFF:
+            raise Unsupported(f"keep_alive is {self.keep_alive}", "Use 0 (off) to 65535 seconds")
+        if self.receive_maximum is not None and not 1 <= self.receive_maximum <= 0xFFFF:
+            raise Unsupported(f"receive_maximum is {self.receive_maximum}", "Use 1 to 65535, or None")
+        if self.max_buffered < 1 or self.max_unconfirmed < 1 or self.inflight_limit < 1:
+            raise Unsupported("max_buffered, max_unconfirmed and max_inflight are at least 1")
+        if self.version == V311:
+            if not self.clean_start and not self.client_id:
+                raise Unsupported(
+                    "a session of MQTT 3.1.1 needs a client_id", "Choose a client_id, or set clean_start=True"
+                )
+            if self.password is not None and self.username is None:
+                raise Unsupported("MQTT 3.1.1 has no password without a user name", "Set username as well")
+
+    def connect_packet(self, client_id: str, again: bool) -> Connect:
+        """The CONNECT. `again`: a reconnect asks for the session it left. In 3.1.1 a clean session stays clean, or the
+        server would keep one that nobody asked for."""
+        clean = self.clean_start and not (again and self.version == V5)
+        packet = Connect(client_id, self.version, clean, self.keep_alive)
+        packet.username = self.username
+        packet.password = self.password.encode() if isinstance(self.password, str) else self.password
+        if self.will is not None:
+            will = self.will
+            payload = will.payload.encode() if isinstance(will.payload, str) else will.payload
+            packet.will = publish_with(will.topic.encode(), payload, will.qos, will.retain, will.properties)
+            packet.will_delay = will.delay_seconds
+        if self.version == V5:
+            asked = packet.properties
+            asked.session_expiry = self.session_expiry or None
+            asked.receive_maximum = self.window
+            asked.topic_alias_maximum = self.topic_alias_maximum or None
+            asked.maximum_packet_size = self.maximum_packet_size
+            asked.user = user_pairs(self.user_properties)
+        return packet
+
+    @property
+    def inflight_limit(self) -> int:
+        """How many QoS 1 and 2 messages we have open towards the server, however many more it would take."""
+        if self.max_inflight is not None:
+            return self.max_inflight
+        return 0xFFFF if self.version == V5 else CUSTOMARY_INFLIGHT
+
+    @property
+    def window(self) -> int:
+        """How many QoS 1 and 2 messages the server may have open towards us: as many as we are ready to buffer."""
+        return self.receive_maximum or min(self.max_buffered, 0xFFFF)

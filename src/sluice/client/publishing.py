@@ -1,0 +1,75 @@
+"""From the arguments of a publish to its packet, with everything checked that needs no server to be known."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from sluice.client.errors import Unsupported
+from sluice.client.options import UserProperties, user_pairs
+from sluice.wire.packets import V5, Publish, publish_with
+from sluice.wire.properties import Properties
+
+Payload = bytes | bytearray | memoryview | str
+
+
+class PublishProperties(TypedDict, total=False):
+    """What MQTT 5.0 lets a message carry, as keywords of `publish`. `properties` gives them as one object; the others
+    are laid over it, `user` added to it."""
+
+    properties: Properties | None
+    user: UserProperties | None
+    content_type: str | None
+    response_topic: str | None
+    correlation_data: bytes | None
+    payload_format: int | None
+    expiry_seconds: int | None
+
+
+def refuse_properties(version: int, given: bool) -> None:
+    """MQTT 3.1.1 would drop them without a word."""
+    if given and version != V5:
+        raise Unsupported(
+            "MQTT 3.1.1 carries no properties", "Connect with version=5, or leave the properties out"
+        )
+
+
+def make_publish(
+    version: int, topic: str, payload: Payload, qos: int, retain: bool, given: PublishProperties
+) -> Publish:
+    name = topic.encode()
+    if not name or len(name) > 0xFFFF or b"+" in name or b"#" in name or b"\0" in name:
+        raise Unsupported(
+            f"{topic[:100]!r} is no topic to publish to",
+            "Use 1 to 65,535 bytes of UTF-8 without + and #; only filters have wildcards",
+        )
+    if qos not in (0, 1, 2):
+        raise Unsupported(f"qos is {qos}", "Use 0, 1 or 2")
+    if type(payload) is not bytes:
+        payload = payload.encode() if isinstance(payload, str) else bytes(payload)
+    if not given:
+        return Publish(name, payload, qos, retain)
+    joined = _joined(given)
+    refuse_properties(version, bool(joined.present()))
+    return publish_with(name, payload, qos, retain, joined)
+
+
+def _joined(given: PublishProperties) -> Properties:
+    """One set from the several ways to give it; the caller's own object is left alone."""
+    base = given.get("properties") or Properties()
+    if base.topic_alias is not None:
+        raise Unsupported("topic aliases are the client's own", "Set topic_aliases=True on the client")
+    joined = Properties()
+    joined.user = [*base.user, *user_pairs(given.get("user") or ())]
+    joined.content_type = _first(given.get("content_type"), base.content_type)
+    joined.response_topic = _first(given.get("response_topic"), base.response_topic)
+    data = given.get("correlation_data")
+    joined.correlation_data = base.correlation_data if data is None else data
+    form = given.get("payload_format")
+    joined.payload_format = base.payload_format if form is None else form
+    expiry = given.get("expiry_seconds")
+    joined.message_expiry = base.message_expiry if expiry is None else expiry
+    return joined
+
+
+def _first(one: str | None, other: str | None) -> str | None:
+    return other if one is None else one

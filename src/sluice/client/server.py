@@ -1,0 +1,48 @@
+"""What the server said about itself in its CONNACK (MQTT 5.0 section 3.2.2.3); silence means the specification's
+defaults, which are also all there is to know about a server of MQTT 3.1.1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sluice.wire.properties import Properties
+
+
+@dataclass(slots=True)
+class ServerInfo:
+    receive_maximum: int = 0xFFFF
+    maximum_qos: int = 2
+    retain_available: bool = True
+    maximum_packet_size: int | None = None
+    topic_alias_maximum: int = 0
+    wildcard_available: bool = True
+    subscription_ids_available: bool = True
+    shared_available: bool = True
+    keep_alive: int | None = None  # overrides what the client asked for [MQTT-3.2.2-21]
+    session_expiry: int | None = None
+    assigned_client_id: str | None = None
+    properties: Properties = field(default_factory=Properties)
+
+    @property
+    def limits_publishing(self) -> bool:
+        """Whether any message could be too much for it."""
+        return self.maximum_qos < 2 or not self.retain_available or self.maximum_packet_size is not None
+
+
+def read_server_info(said: Properties | None) -> ServerInfo:
+    if said is None:
+        return ServerInfo()
+    return ServerInfo(
+        receive_maximum=0xFFFF if said.receive_maximum is None else said.receive_maximum,
+        maximum_qos=2 if said.maximum_qos is None else said.maximum_qos,
+        retain_available=said.retain_available != 0,
+        maximum_packet_size=said.maximum_packet_size,
+        topic_alias_maximum=said.topic_alias_maximum or 0,
+        wildcard_available=said.wildcard_available != 0,
+        subscription_ids_available=said.subscription_ids_available != 0,
+        shared_available=said.shared_available != 0,
+        keep_alive=said.server_keep_alive,
+        session_expiry=said.session_expiry,
+        assigned_client_id=said.assigned_client_id,
+        properties=said,
+    )

@@ -1,0 +1,221 @@
+"""Servers that the client is tested against: real ones, a line that can be cut, and one that follows a script."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Protocol
+
+from sluice.wire.encode import encode
+from sluice.wire.framing import Framer
+from sluice.wire.packets import Connack, Connect, Packet
+from sluice.wire.properties import Properties
+
+START_SECONDS = 10.0
+
+
+class Server(Protocol):
+    """Where a real server listens."""
+
+    host: str
+    port: int
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Mosquitto:
+    """A mosquitto of one test. `settings` are lines of its configuration for the one listener it has."""
+
+    def __init__(self, program: str, folder: Path, settings: str = "") -> None:
+        self.host = "127.0.0.1"
+        for _ in range(3):  # a free port can be taken before we listen on it
+            self.port = free_port()
+            config = folder / "mosquitto.conf"
+            config.write_text(
+                f"listener {self.port} 127.0.0.1\nallow_anonymous true\nuser root\n{settings}\n"
+            )
+            self._log = (folder / "mosquitto.log").open("ab")
+            self.process = subprocess.Popen(
+                [program, "-c", str(config)], cwd=folder, stdout=self._log, stderr=subprocess.STDOUT
+            )
+            if self._is_listening():
+                return
+            self.stop()
+        raise AssertionError((folder / "mosquitto.log").read_text())
+
+    def _is_listening(self) -> bool:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                socket.create_connection((self.host, self.port), 1).close()
+            except OSError:
+                time.sleep(0.01)  # there is no event to wait for: the program does not say when it listens
+            else:
+                return True
+        return False
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(10)
+        self._log.close()
+
+
+class Proxy:
+    """A line between client and server that can be cut, held up, and mended."""
+
+    def __init__(self, server: Server) -> None:
+        self.host = "127.0.0.1"
+        self.port = 0
+        self.connections = 0
+        self.holding = False  # bytes of the server are swallowed: a half-open line
+        self.refusing = False
+        self._server = server
+        self._listener: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        self._listener = await asyncio.start_server(self._accept, self.host, self.port)
+        self.port = self._listener.sockets[0].getsockname()[1]
+
+    def cut(self) -> None:
+        """Break every line there is, at once and without a word."""
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def stop(self) -> None:
+        assert self._listener is not None
+        self._listener.close()
+        self.cut()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._listener.wait_closed()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._writers.add(writer)
+        try:
+            if not self.refusing:
+                far_reader, far_writer = await asyncio.open_connection(self._server.host, self._server.port)
+                self._writers.add(far_writer)
+                try:
+                    await asyncio.gather(
+                        self._pump(reader, far_writer, False), self._pump(far_reader, writer, True)
+                    )
+                finally:
+                    self._writers.discard(far_writer)
+                    far_writer.transport.abort()
+        except (OSError, asyncio.CancelledError):
+            pass  # this is the whole of the task: a stopped proxy ends it
+        finally:
+            self._writers.discard(writer)
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: bool) -> None:
+        try:
+            while data := await reader.read(65_536):
+                if not (answers and self.holding):
+                    writer.write(data)
+                    await writer.drain()
+        finally:
+            writer.close()
+
+
+class Guest:
+    """One client at the scripted server."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.version = 5
+        self._reader = reader
+        self._writer = writer
+        self._framer = Framer(1 << 20)
+        self._heard: list[Packet] = []
+
+    async def hear(self) -> Packet:
+        """The next packet; raises EOFError when the client is gone."""
+        while not self._heard:
+            data = await self._reader.read(65_536)
+            if not data:
+                raise EOFError
+            self._heard = self._framer.feed(data, self.version)
+        return self._heard.pop(0)
+
+    async def say(self, *packets: Packet) -> None:
+        self._writer.write(b"".join(encode(packet, self.version) for packet in packets))
+        await self._writer.drain()
+
+    async def welcome(self, session_present: bool = False, properties: Properties | None = None) -> Connect:
+        packet = await self.hear()
+        assert isinstance(packet, Connect)
+        self.version = packet.version
+        await self.say(Connack(session_present, 0, properties or Properties()))
+        return packet
+
+    async def until_gone(self) -> None:
+        try:
+            while True:
+                await self.hear()
+        except (EOFError, OSError):
+            pass
+
+
+Script = Callable[[Guest], Awaitable[None]]
+
+
+class ScriptedServer:
+    """Plays one script per connection, the last one again for every further connection. A script that fails fails the
+    test when the server is stopped."""
+
+    def __init__(self, *scripts: Script) -> None:
+        self.host = "127.0.0.1"
+        self.port = 0
+        self.guests = 0
+        self._scripts = scripts
+        self._faults: list[BaseException] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener: asyncio.Server | None = None
+
+    async def __aenter__(self) -> ScriptedServer:
+        self._listener = await asyncio.start_server(self._accept, self.host, 0)
+        self.port = self._listener.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._listener is not None
+        self._listener.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._listener.wait_closed()
+        for fault in self._faults:
+            raise fault
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        script = self._scripts[min(self.guests, len(self._scripts) - 1)]
+        self.guests += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            await script(Guest(reader, writer))
+        except (EOFError, ConnectionError, asyncio.CancelledError):
+            pass  # the client left, or the test is over
+        except Exception as fault:
+            self._faults.append(fault)
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
