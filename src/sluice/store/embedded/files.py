@@ -1,0 +1,139 @@
+"""Every touch of the file system by the embedded store, one method each and nothing clever.
+
+There is one reason for the class: a test hands in a double that forgets what was not synced, tears what was half
+written and cuts the power at any of these calls. So no other module of the store may import `os`. Nothing is mapped
+into memory either: a page fault holds the GIL while the disk turns, `pread` lets go of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+
+from mypy_extensions import mypyc_attr
+
+from sluice.errors import StoreLocked
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Files:
+    """The real ones. A file descriptor is an int, a path a str, and a failure an OSError that is not retried."""
+
+    def make_directory(self, path: str) -> None:
+        """Make `path` unless it is there, and its name durable: what is in a lost directory is lost as well."""
+        if os.path.isdir(path):
+            return
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        self.sync_directory(os.path.dirname(os.path.abspath(path)))
+
+    def names(self, directory: str) -> list[str]:
+        return os.listdir(directory)
+
+    def lock(self, path: str) -> int:
+        """Hold `path` for this process until the descriptor is closed; a killed process lets go by itself."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+            os.close(fd)
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            raise StoreLocked(os.path.dirname(path), holder) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        return fd
+
+    def create(self, path: str) -> int:
+        """A new file to write, which must not have been there."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def open_to_write(self, path: str) -> int:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def open_to_read(self, path: str) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def write(self, fd: int, parts: list[bytes], at: int) -> None:
+        """Write all of `parts` from offset `at`. The system may take less than it was given: then the rest follows."""
+        written = os.pwritev(fd, parts, at)
+        total = 0
+        for part in parts:
+            total += len(part)
+        if written == total:
+            return
+        rest = memoryview(b"".join(parts))
+        while written < total:
+            taken = os.pwrite(fd, rest[written:], at + written)
+            if taken == 0:
+                raise OSError(errno.EIO, "the system takes no more bytes and gives no reason")
+            written += taken
+
+    def read(self, fd: int, size: int, at: int) -> bytes:
+        """`size` bytes from offset `at`; fewer only where the file ends."""
+        data = os.pread(fd, size, at)
+        if len(data) == size or not data:
+            return data
+        parts = [data]
+        have = len(data)
+        while have < size:
+            data = os.pread(fd, size - have, at + have)
+            if not data:
+                break
+            parts.append(data)
+            have += len(data)
+        return b"".join(parts)
+
+    def sync(self, fd: int) -> None:
+        """Return when the contents, and the size that leads to them, would survive a power cut."""
+        os.fdatasync(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new)
+
+    def unlink(self, path: str) -> None:
+        """Remove a name. One that is gone already was removed before a crash: that is no failure."""
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+
+    def sync_directory(self, path: str) -> None:
+        """Return when the names in a directory, new, changed and removed, would survive a power cut."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+
+def write_whole(files: Files, directory: str, name: str, parts: list[bytes]) -> None:
+    """Put a file in its place, all of it or nothing: whoever finds `name` finds what was synced before it got that
+    name. The name itself is durable after the next `sync_directory`, which is the caller's."""
+    temporary = f"{directory}/{name}.tmp"
+    files.unlink(temporary)
+    fd = files.create(temporary)
+    try:
+        files.write(fd, parts, 0)
+        files.sync(fd)
+    finally:
+        files.close(fd)
+    files.rename(temporary, f"{directory}/{name}")
+
+
+def read_whole(files: Files, path: str) -> bytes:
+    fd = files.open_to_read(path)
+    try:
+        return files.read(fd, files.size(fd), 0)
+    finally:
+        files.close(fd)

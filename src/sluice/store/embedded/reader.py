@@ -1,0 +1,237 @@
+"""The reader thread: messages by address and rows by segment, away from the loop because a cold read waits for a disk.
+
+Addresses that lie near each other are read with one `pread`. An address does not tell how long its record is, so a
+window ends a little behind the last address in it, and a record that it cuts gets a window of its own. A window is
+also all that is worked on without letting go of the GIL, which keeps the loop's wait below a millisecond.
+"""
+
+from __future__ import annotations
+
+import errno
+import queue
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from google_crc32c import value as crc32c
+from librt.strings import BytesWriter, read_i32_le
+from mypy_extensions import i64
+
+from sluice.errors import StoreFailed
+from sluice.store.embedded.files import Files
+from sluice.store.embedded.index import pieces, read_index
+from sluice.store.embedded.layout import log_name
+from sluice.store.embedded.scan import SegmentScan
+from sluice.store.protocol import HEADER_BYTES, MESSAGE, write_row
+
+WINDOW_BYTES: Final = 1 << 20
+_GAP_BYTES: Final = 64 << 10  # bytes that nobody asked for are cheaper than another call up to about here
+_TAIL_BYTES: Final = 4 << 10  # most records end by then
+_OPEN_FILES: Final = 64
+
+
+class Request:
+    """Something for the reader to do."""
+
+
+class ReadRequest(Request):
+    def __init__(self, addresses: list[int], done: Callable[[list[bytes | None]], None]) -> None:
+        self.addresses = addresses
+        self.done = done
+
+
+class ScanRequest(Request):
+    def __init__(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
+        self.segment = segment
+        self.done = done
+
+
+class ForgetRequest(Request):
+    """Segments that were given back: the disk has them only when the last descriptor is closed."""
+
+    def __init__(self, segments: list[int]) -> None:
+        self.segments = segments
+
+
+class StopRequest(Request):
+    pass
+
+
+class Reader:
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        salt: int,
+        call_soon_threadsafe: Callable[..., object],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._files = files
+        self._directory = directory
+        self._salt: i64 = salt
+        self._call_soon_threadsafe = call_soon_threadsafe
+        self._on_failure = on_failure
+        self._open: dict[int, int] = {}  # descriptors by segment, the one used last at the end
+        self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._worker = threading.Thread(target=self._run, name="sluice-log-reader", daemon=True)
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def put(self, request: Request) -> None:
+        self._requests.put(request)
+
+    def forget(self, segments: list[int]) -> None:
+        self._requests.put(ForgetRequest(segments))
+
+    def stop(self) -> None:
+        """Answer every request made so far, and end the thread."""
+        self._requests.put(StopRequest())
+        self._worker.join()
+        for fd in self._open.values():
+            self._files.close(fd)
+        self._open.clear()
+
+    # -- in the thread
+
+    def _run(self) -> None:
+        try:
+            while self._step():
+                pass
+        except Exception as error:
+            fault = StoreFailed(f"{type(error).__name__}: {error}")
+            fault.__cause__ = error
+            try:
+                self._call_soon_threadsafe(self._on_failure, fault)
+            except RuntimeError:
+                pass  # the loop is closed
+
+    def _step(self) -> bool:
+        request = self._requests.get()
+        if isinstance(request, ReadRequest):
+            self._tell(request.done, self._read(request.addresses))
+        elif isinstance(request, ScanRequest):
+            self._tell(request.done, self._rows(request.segment))
+        elif isinstance(request, ForgetRequest):
+            for segment in request.segments:
+                fd = self._open.pop(segment, -1)
+                if fd >= 0:
+                    self._files.close(fd)
+        else:
+            return False
+        return True
+
+    def _tell(self, done: Callable[..., None], answer: object) -> None:
+        try:
+            self._call_soon_threadsafe(done, answer)
+        except RuntimeError:
+            pass  # the loop is closed, and whoever waited is gone with it
+
+    def _descriptor(self, segment: int) -> int:
+        """An open log, or -1 if there is none of that number."""
+        fd = self._open.pop(segment, -1)
+        if fd < 0:
+            try:
+                fd = self._files.open_to_read(f"{self._directory}/{log_name(segment)}")
+            except FileNotFoundError:
+                return -1
+            if len(self._open) >= _OPEN_FILES:
+                oldest = next(iter(self._open))
+                self._files.close(self._open.pop(oldest))
+        self._open[segment] = fd
+        return fd
+
+    def _read(self, addresses: list[int]) -> list[bytes | None]:
+        """The records at `addresses`, in their order; those of one segment are read from its beginning to its end."""
+        found: list[bytes | None] = [None] * len(addresses)
+        order = sorted(range(len(addresses)), key=addresses.__getitem__)
+        nth = 0
+        while nth < len(order):
+            segment = addresses[order[nth]] >> 32
+            end = nth
+            while end < len(order) and addresses[order[end]] >> 32 == segment:
+                end += 1
+            fd = self._descriptor(segment)
+            while fd >= 0 and nth < end:
+                nth = self._read_window(fd, addresses, order, nth, end, found)
+            nth = end
+        return found
+
+    def _read_window(
+        self, fd: int, addresses: list[int], order: list[int], nth: int, end: int, found: list[bytes | None]
+    ) -> int:
+        """Read once, from the nth address in order as far as neighbours follow, and take what lies whole in it.
+        Returns the first address that does not; the one it began with always counts as taken."""
+        start: i64 = addresses[order[nth]] & 0xFFFF_FFFF
+        last: i64 = start
+        near = nth + 1
+        while near < end:
+            at: i64 = addresses[order[near]] & 0xFFFF_FFFF
+            if at - last > _GAP_BYTES or at - start > WINDOW_BYTES - _TAIL_BYTES:
+                break
+            last = at
+            near += 1
+        window = self._bytes(fd, start, last - start + _TAIL_BYTES)
+        first = nth
+        while nth < near:
+            place = order[nth]
+            at = (addresses[place] & 0xFFFF_FFFF) - start
+            size = record_size(window, at)
+            if size > len(window) - at:
+                if nth > first:
+                    return nth  # cut by the end of the window: it begins the next one
+                window = self._bytes(fd, start, size)
+            found[place] = sound_record(window, at, size)
+            nth += 1
+        return nth
+
+    def _bytes(self, fd: int, start: i64, size: i64) -> bytes:
+        """Bytes of a log. Those that the disk cannot give are damaged, like those that it gives wrong."""
+        left = self._files.size(fd) - start
+        if left <= 0:
+            return b""
+        try:
+            return self._files.read(fd, int(min(size, left)), int(start))
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return b""
+
+    def _rows(self, segment: int) -> list[bytes]:
+        """From the index; from the log, as far as that is sound, if the index is missing or not written yet."""
+        index = read_index(self._files, self._directory, segment)
+        if index is not None:
+            return pieces(index.rows)
+        fd = self._descriptor(segment)
+        if fd < 0:
+            return []
+        rows = BytesWriter()
+        scan = SegmentScan(self._files, fd, segment, self._salt)
+        at = scan.search(0)
+        while at >= 0:
+            frame = scan.frame_at(at)
+            if frame is None:
+                at = scan.search(at + 1)
+                continue
+            for record in frame.records:
+                if record.kind == MESSAGE:
+                    write_row(rows, record.address, record)
+            at = frame.end
+        return pieces(rows.getvalue())
+
+
+def record_size(data: bytes, at: i64) -> i64:
+    """How long the record at `data[at:]` says it is; as long as a header while that is not there."""
+    if at + HEADER_BYTES > len(data):
+        return HEADER_BYTES
+    return i64(read_i32_le(data, at + 4)) & 0xFFFF_FFFF
+
+
+def sound_record(data: bytes, at: i64, size: i64) -> bytes | None:
+    """The bytes of the record at `data[at:]`, if they are those that were written."""
+    if size < HEADER_BYTES or at + size > len(data):
+        return None
+    crc: int = crc32c(data[at + 4 : at + size])
+    if i64(read_i32_le(data, at)) & 0xFFFF_FFFF != crc:
+        return None
+    return data[at : at + size]

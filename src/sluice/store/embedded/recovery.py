@@ -1,0 +1,294 @@
+"""What a start finds in the directory, and how it becomes the past of the queues again.
+
+    1  the newest snapshot that is sound goes to the loader
+    2  each full segment before it: rows from its index, or from its log if the index is missing or damaged
+    3  the part of the snapshot's own segment that it covers: rows, from the log
+    4  every frame behind it: records. Each frame's lsn is one more than the last
+    5  a broken frame: proven to have been synced, it is damage, and the store does not open (or, with `salvage`, goes
+       on behind it and lists what is lost). Otherwise a crash tore it, nobody was ever told of it, and it is cut off
+    6  the last segment is synced, whoever wrote it, and sealed if it is full
+
+A crash anywhere in here is legal: each step only removes what no later step of another start would need. Applying
+acknowledgements to messages and counting what lives is the loader's.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from librt.strings import BytesWriter
+from mypy_extensions import i64
+
+from sluice.errors import StoreDamaged
+from sluice.store.embedded.files import Files
+from sluice.store.embedded.frames import FRAME_BYTES, LIMIT, guess_lost
+from sluice.store.embedded.index import pieces, read_index, write_index
+from sluice.store.embedded.layout import Listing, index_name, log_name
+from sluice.store.embedded.scan import Frame, SegmentScan
+from sluice.store.embedded.snapshot import Snapshot, read_snapshot
+from sluice.store.protocol import MESSAGE, ROW_BYTES, Loader, Recovery, write_row
+
+_UNKNOWN: Final = -1  # an lsn that cannot be foretold
+_END: Final = -1  # no more frames in this segment
+
+
+class Recovered:
+    """Where the log goes on: the segment that is open for writing, and what is known of those before it."""
+
+    def __init__(self, report: Recovery) -> None:
+        self.report = report
+        self.fd: int = -1
+        self.segment: i64 = 1
+        self.offset: i64 = 0
+        self.lsn: i64 = 0  # of the last frame
+        self.rows: BytesWriter = BytesWriter()  # of the messages in the open segment
+        self.sizes: dict[int, int] = {}
+        self.bytes_since_snapshot: i64 = 0
+        self.sealed_since_snapshot: bool = False
+
+
+class Recoverer:
+    def __init__(
+        self, files: Files, directory: str, salt: int, segment_bytes: int, salvage: bool, loader: Loader
+    ) -> None:
+        self._files = files
+        self._directory = directory
+        self._salt: i64 = salt
+        self._segment_bytes: i64 = segment_bytes
+        self._salvage = salvage
+        self._loader = loader
+        self._damaged = False
+        self._report = Recovery()
+        self._log = Recovered(self._report)
+
+    def run(self) -> Recovered:
+        listing = Listing(self._files.names(self._directory))
+        for name in listing.temporary:
+            self._files.unlink(f"{self._directory}/{name}")
+        for number in listing.indexes:
+            if number not in listing.segments:  # its log was given back, and then the power went
+                self._files.unlink(f"{self._directory}/{index_name(number)}")
+        snapshot = self._choose_snapshot(listing)
+        start = 1
+        covered = 0
+        if snapshot is not None:
+            start, covered = snapshot.segment, snapshot.offset
+            self._log.lsn = snapshot.lsn
+            self._loader.load_snapshot(snapshot.state)
+            for segment in listing.segments:
+                if segment < start:
+                    self._load_old(segment, snapshot)
+        elif listing.segments and listing.segments[0] != 1:
+            self._lost_beginning(listing)
+            start = listing.segments[0]
+            self._log.lsn = _UNKNOWN
+        tail = [segment for segment in listing.segments if segment >= start]
+        self._check_row_of(tail, start, snapshot is not None)
+        for segment in tail:
+            self._walk(segment, covered if segment == start else 0, segment == tail[-1])
+        if self._log.lsn == _UNKNOWN:
+            self._log.lsn = 0
+        self._go_on(tail, start)
+        self._log.sealed_since_snapshot = int(self._log.segment) != start
+        self._report.segments = len(self._log.sizes)
+        return self._log
+
+    # -- snapshots and full segments
+
+    def _choose_snapshot(self, listing: Listing) -> Snapshot | None:
+        """The newest that is sound. The one before it is there only if the power went before it was removed; if the
+        segments it relies on are there too, the log leads from it to the same end."""
+        newer = ""
+        for name in reversed(listing.snapshots):
+            snapshot = read_snapshot(self._files, self._directory, name)
+            if snapshot is None:
+                self._report.notes.append(f"snapshot {name} is damaged")
+                newer = name
+                continue
+            for segment in snapshot.kept:
+                if segment not in listing.segments:
+                    what = "it cannot be read, and the one before it needs segments that are gone"
+                    self._damage(newer or log_name(segment), 0, what if newer else "the segment is missing")
+            return snapshot
+        return None
+
+    def _lost_beginning(self, listing: Listing) -> None:
+        name = listing.snapshots[-1] if listing.snapshots else log_name(1)
+        self._damage(name, 0, "no snapshot is readable, and the log without one begins too late")
+        self._report.notes.append("without the snapshot, messages that were settled long ago may come back")
+
+    def _load_old(self, segment: int, snapshot: Snapshot) -> None:
+        """A full segment before the snapshot's: its messages as rows."""
+        if segment not in snapshot.kept:
+            self._files.unlink(f"{self._directory}/{log_name(segment)}")
+            self._files.unlink(f"{self._directory}/{index_name(segment)}")
+            return
+        index = read_index(self._files, self._directory, segment)
+        if index is None:
+            self._walk(segment, LIMIT, False)
+            return
+        self._load_rows(index.rows)
+        fd = self._files.open_to_read(f"{self._directory}/{log_name(segment)}")
+        size = self._files.size(fd)
+        self._files.close(fd)
+        self._log.sizes[segment] = size
+        if size < index.log_bytes:
+            gone = index.log_bytes - size
+            self._report.notes.append(
+                f"{log_name(segment)} has lost its last {gone} bytes and the messages in them"
+            )
+
+    def _check_row_of(self, tail: list[int], start: int, needed: bool) -> None:
+        """The segments from the snapshot on follow each other without a gap."""
+        if needed and (not tail or tail[0] != start):
+            self._damage(log_name(start), 0, "the segment is missing")
+        for nth in range(1, len(tail)):
+            if tail[nth] != tail[nth - 1] + 1:
+                self._damage(log_name(tail[nth - 1] + 1), 0, "the segment is missing")
+
+    # -- frames
+
+    def _walk(self, segment: int, covered: i64, last: bool) -> None:
+        """Go through one log: frames before `covered` give rows, those behind it records. An index that a full
+        segment should have and has not is written on the way."""
+        fd = self._files.open_to_read(f"{self._directory}/{log_name(segment)}")
+        try:
+            scan = SegmentScan(self._files, fd, segment, self._salt)
+            end = self._walk_frames(scan, covered, last)
+            self._log.sizes[segment] = int(scan.size)
+        finally:
+            self._files.close(fd)
+        if last:
+            self._log.offset = end
+        elif read_index(self._files, self._directory, segment) is None:
+            write_index(self._files, self._directory, segment, scan.size, self._log.rows.getvalue())
+            self._files.sync_directory(self._directory)
+            self._report.rebuilt_indexes += 1
+
+    def _walk_frames(self, scan: SegmentScan, covered: i64, last: bool) -> i64:
+        rows = BytesWriter()
+        self._log.rows = rows
+        offset: i64 = 0
+        lsn: i64 = _UNKNOWN
+        behind = covered == 0
+        if behind:
+            lsn = self._log.lsn
+        while offset < scan.size:
+            if not behind and offset >= covered:
+                behind = True
+                lsn = self._log.lsn
+                self._load_rows(rows.getvalue())
+            frame = scan.frame_at(offset)
+            if frame is None:
+                resume = self._broken(scan, offset, lsn, last and behind)
+                if resume == _END:
+                    break
+                offset = resume
+                lsn = _UNKNOWN
+                continue
+            if lsn != _UNKNOWN and frame.head.lsn != lsn + 1:
+                what = f"frame {frame.head.lsn} stands where {lsn + 1} should"
+                self._damage(log_name(int(scan.segment)), offset, what)
+            lsn = frame.head.lsn
+            self._take(frame, rows, behind)
+            if behind:
+                self._log.lsn = lsn
+                self._log.bytes_since_snapshot += frame.end - offset
+            offset = frame.end
+        if not behind:
+            self._load_rows(rows.getvalue())
+        if offset < covered and covered != LIMIT:
+            self._damage(
+                log_name(int(scan.segment)), offset, "the log ends before the snapshot's place in it"
+            )
+        return offset
+
+    def _take(self, frame: Frame, rows: BytesWriter, behind: bool) -> None:
+        for record in frame.records:
+            if record.kind == MESSAGE:
+                write_row(rows, record.address, record)
+                if behind:
+                    self._report.messages += 1
+            if behind:
+                self._loader.load_record(record)
+        if behind:
+            self._report.frames += 1
+            self._report.records += len(frame.records)
+
+    def _load_rows(self, rows: bytes) -> None:
+        self._report.messages += len(rows) // ROW_BYTES
+        for piece in pieces(rows):
+            self._loader.load_rows(piece)
+
+    # -- what is broken
+
+    def _broken(self, scan: SegmentScan, offset: i64, lsn: i64, may_be_torn: bool) -> i64:
+        """A frame that should begin at `offset` is not whole. Returns where to go on, or _END."""
+        name = log_name(int(scan.segment))
+        if may_be_torn and not self._was_synced(scan, offset, lsn):
+            torn = int(scan.size - offset)
+            self._report.torn_bytes += torn
+            self._report.notes.append(
+                f"{torn} bytes at the end of {name} were cut: a write that a crash interrupted"
+            )
+            return _END
+        self._damage(name, offset, "a frame that had been synced is broken")
+        resume = scan.search(offset + 1)
+        end = resume if resume >= 0 else scan.size
+        guess_lost(scan.raw(offset, end), FRAME_BYTES, end - offset, self._report.lost)
+        return resume if resume >= 0 else _END
+
+    def _was_synced(self, scan: SegmentScan, offset: i64, lsn: i64) -> bool:
+        """Whether a later frame proves that the frame behind `lsn`, broken now, had been synced. Later segments need
+        not be asked: there are none behind a frame that may be torn."""
+        at = scan.search(offset + 1)
+        while at >= 0:
+            frame = scan.frame_at(at)
+            if frame is None:
+                at = scan.search(at + 1)
+                continue
+            if lsn == _UNKNOWN or frame.head.lsn - 1 - frame.head.unsynced > lsn:
+                return True
+            at = scan.search(frame.end)
+        return False
+
+    def _damage(self, name: str, offset: i64, what: str) -> None:
+        """Refuse to open; or, when asked to salvage, remember it for the report and return."""
+        if not self._salvage:
+            raise StoreDamaged(f"{self._directory}/{name}", int(offset), what)
+        self._damaged = True
+        self._report.notes.append(f"{name} is damaged at byte {offset}: {what}")
+
+    # -- and on
+
+    def _go_on(self, tail: list[int], start: int) -> None:
+        """Open the last segment for writing. A full one is sealed first. So is one that was salvaged: the next
+        snapshot then begins behind the damage, and the start after that does not meet it again."""
+        log = self._log
+        files = self._files
+        if not tail:
+            known = list(log.sizes)
+            log.segment = max([start, *[number + 1 for number in known]])
+            log.rows = BytesWriter()
+            log.fd = files.create(f"{self._directory}/{log_name(int(log.segment))}")
+            files.sync_directory(self._directory)
+            log.sizes[int(log.segment)] = 0
+            return
+        log.segment = tail[-1]
+        log.fd = files.open_to_write(f"{self._directory}/{log_name(int(log.segment))}")
+        if files.size(log.fd) > log.offset and not self._damaged:
+            files.truncate(log.fd, int(log.offset))
+        # After kill -9 the last frames may be in the page cache only, and the frames to come will vouch for them.
+        files.sync(log.fd)
+        log.sizes[int(log.segment)] = int(log.offset)
+        if log.offset < self._segment_bytes and not self._damaged:
+            return
+        files.close(log.fd)
+        log.fd = -1
+        write_index(files, self._directory, log.segment, log.offset, log.rows.getvalue())
+        log.segment += 1
+        log.offset = 0
+        log.rows = BytesWriter()
+        log.fd = files.create(f"{self._directory}/{log_name(int(log.segment))}")
+        files.sync_directory(self._directory)
+        log.sizes[int(log.segment)] = 0

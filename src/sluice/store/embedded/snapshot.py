@@ -1,0 +1,92 @@
+"""The snapshot file: the state of the queues between two frames, and the place in the log that it speaks of.
+
+    state    40 bytes, a list and the state, little endian
+      4 bytes "SLS1"                    u32 crc32c of everything behind it
+      u64 lsn of the last frame it covers
+      u64 segment   u64 offset          where the first frame that it does not cover begins, or will
+      u64 count of the segments kept, then their numbers, u64 each, then the state
+
+The list is what makes giving back safe to repeat: a segment before the snapshot's that is not in it was on its way
+out when the process ended, and one that is in it and not in the directory has been taken away by somebody else.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+from google_crc32c import extend as crc32c_extend
+from google_crc32c import value as crc32c
+from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, write_i64_le
+from mypy_extensions import i32, i64
+
+from sluice.store.embedded.files import Files, read_whole, write_whole
+from sluice.store.embedded.layout import snapshot_name
+
+_MAGIC: Final = b"SLS1"
+_HEAD_BYTES: Final = 40
+
+
+class Snapshot:
+    """A snapshot that was read and found sound."""
+
+    def __init__(self, name: str, lsn: int, segment: int, offset: int, kept: list[int], state: bytes) -> None:
+        self.name = name
+        self.lsn = lsn
+        self.segment = segment
+        self.offset = offset
+        self.kept = kept
+        self.state = state
+
+
+def write_snapshot(
+    files: Files, directory: str, lsn: i64, segment: i64, offset: i64, kept: list[int], state: bytes
+) -> str:
+    """Keep a snapshot; on return it is durable, under the name returned."""
+    head = BytesWriter()
+    write_i64_le(head, lsn)
+    write_i64_le(head, segment)
+    write_i64_le(head, offset)
+    write_i64_le(head, len(kept))
+    for number in kept:
+        write_i64_le(head, number)
+    known = head.getvalue()
+    crc: int = crc32c_extend(crc32c(known), state)
+    mark = BytesWriter()
+    write_i32_le(mark, i32(crc if crc < 0x8000_0000 else crc - 0x1_0000_0000))
+    name = snapshot_name(int(lsn))
+    write_whole(files, directory, name, [_MAGIC + mark.getvalue() + known, state])
+    files.sync_directory(directory)
+    return name
+
+
+def read_snapshot(files: Files, directory: str, name: str) -> Snapshot | None:
+    """The snapshot of that name; None if it cannot be believed."""
+    try:
+        data = read_whole(files, f"{directory}/{name}")
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return None
+    if len(data) < _HEAD_BYTES or data[:4] != _MAGIC:
+        return None
+    crc: int = crc32c(data[8:])
+    if i64(read_i32_le(data, 4)) & 0xFFFF_FFFF != crc:
+        return None
+    count: i64 = read_i64_le(data, 32)
+    body: i64 = _HEAD_BYTES + 8 * count
+    if count < 0 or body > len(data):
+        return None
+    kept: list[int] = []
+    at: i64 = _HEAD_BYTES
+    while at < body:
+        kept.append(int(read_i64_le(data, at)))
+        at += 8
+    return Snapshot(
+        name,
+        int(read_i64_le(data, 8)),
+        int(read_i64_le(data, 16)),
+        int(read_i64_le(data, 24)),
+        kept,
+        data[body:],
+    )

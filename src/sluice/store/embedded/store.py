@@ -1,0 +1,212 @@
+"""The embedded store's face: one segmented commit log in one directory, used by one process.
+
+This object lives in the loop's thread and touches no file once it is open. It knows where the next frame will lie,
+because it decides itself, when a frame is handed over, whether that frame fills its segment; the writer obeys. The
+format, the order of writes and what each crash leaves behind: FORMAT.md beside this file.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+
+import google_crc32c
+from mypy_extensions import i64
+
+from sluice.errors import StoreDamaged, StoreError, StoreFailed
+from sluice.store.embedded.files import Files
+from sluice.store.embedded.frames import FRAME_BYTES, LIMIT
+from sluice.store.embedded.layout import LAYOUT, LOCK, Listing, read_layout, write_layout
+from sluice.store.embedded.reader import Reader, ReadRequest, ScanRequest
+from sluice.store.embedded.recovery import Recoverer
+from sluice.store.embedded.writer import CommitJob, SnapshotJob, Writer
+from sluice.store.protocol import Loader, Recovery
+
+
+class EmbeddedStore:
+    """`on_failure` is called once, in the loop's thread, when a write or a sync has failed: from then on no commit
+    is ever answered. `sync_seconds` is how long a frame committed without `sync` may wait for the disk."""
+
+    def __init__(
+        self,
+        directory: str,
+        call_soon_threadsafe: Callable[..., object],
+        on_failure: Callable[[Exception], None],
+        *,
+        segment_bytes: int = 64 << 20,
+        snapshot_bytes: int = 64 << 20,
+        sync_seconds: float = 0.2,
+        salvage: bool = False,
+        files: Files | None = None,
+    ) -> None:
+        self._directory = directory
+        self._call_soon_threadsafe = call_soon_threadsafe
+        self._on_failure = on_failure
+        self._segment_bytes: i64 = segment_bytes
+        self._snapshot_bytes: i64 = snapshot_bytes
+        self._sync_seconds = sync_seconds
+        self._salvage = salvage
+        self._files = files if files is not None else Files()
+        self._lock = -1
+        self._writer: Writer | None = None
+        self._reader: Reader | None = None
+        self._segment: i64 = 1
+        self._offset: i64 = 0
+        self._sizes: dict[int, int] = {}
+        self._bytes_since_snapshot: i64 = 0
+        self._sealed_since_snapshot = False
+        self._snapshots_under_way = 0
+        self._failed = False
+
+    def open(self, loader: Loader) -> Recovery:
+        check_crc32c()
+        if self._lock >= 0:
+            raise StoreError("the store is open already")
+        try:
+            self._files.make_directory(self._directory)
+            self._lock = self._files.lock(f"{self._directory}/{LOCK}")
+            return self._recover(loader)
+        except OSError as error:
+            self._unlock()
+            raise StoreFailed(f"{self._directory} cannot be opened: {error}") from error
+        except BaseException:
+            self._unlock()
+            raise
+
+    def _recover(self, loader: Loader) -> Recovery:
+        salt = self._salt()
+        log = Recoverer(
+            self._files, self._directory, salt, int(self._segment_bytes), self._salvage, loader
+        ).run()
+        self._segment = log.segment
+        self._offset = log.offset
+        self._sizes = log.sizes
+        self._bytes_since_snapshot = log.bytes_since_snapshot
+        self._sealed_since_snapshot = log.sealed_since_snapshot
+        reader = Reader(self._files, self._directory, salt, self._call_soon_threadsafe, self._fail)
+        writer = Writer(
+            self._files,
+            self._directory,
+            salt,
+            log,
+            self._sync_seconds,
+            self._call_soon_threadsafe,
+            self._fail,
+            reader.forget,
+        )
+        reader.start()
+        writer.start()
+        self._reader = reader
+        self._writer = writer
+        return log.report
+
+    def _salt(self) -> int:
+        """The salt of the directory, which is made a store if nothing of one is in it yet."""
+        listing = Listing(self._files.names(self._directory))
+        if listing.has_layout:
+            return read_layout(self._files, self._directory)
+        if listing.segments or listing.snapshots:
+            raise StoreDamaged(
+                f"{self._directory}/{LAYOUT}",
+                0,
+                "the file is missing, and the log is not",
+                "Restore this small file from a backup; the log cannot be read without its salt",
+            )
+        salt = secrets.randbits(32)
+        write_layout(self._files, self._directory, salt)
+        return salt
+
+    def next_frame(self) -> int:
+        return int(self._segment << 32 | (self._offset + FRAME_BYTES))
+
+    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
+        writer = self._writer
+        if writer is None:
+            raise StoreError("the store is not open")
+        size: i64 = FRAME_BYTES + len(frame)
+        if self._offset + size > LIMIT:
+            raise ValueError(f"a frame of {len(frame)} bytes does not fit into a segment")
+        self._offset += size
+        self._bytes_since_snapshot += size
+        self._sizes[int(self._segment)] = int(self._offset)
+        roll = self._offset >= self._segment_bytes
+        if roll:
+            self._segment += 1
+            self._offset = 0
+            self._sizes[int(self._segment)] = 0
+            self._sealed_since_snapshot = True
+        writer.put(CommitJob(frame, count, sync, roll, done))
+
+    def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
+        if self._reader is None:
+            raise StoreError("the store is not open")
+        self._reader.put(ReadRequest(list(addresses), done))
+
+    def scan(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
+        if self._reader is None:
+            raise StoreError("the store is not open")
+        self._reader.put(ScanRequest(segment, done))
+
+    def wants_snapshot(self) -> bool:
+        if self._snapshots_under_way:
+            return False
+        return self._sealed_since_snapshot or self._bytes_since_snapshot >= self._snapshot_bytes
+
+    def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
+        """The segment that is being written to is never given back, nor one that is not there."""
+        writer = self._writer
+        if writer is None:
+            raise StoreError("the store is not open")
+        gone = [segment for segment in free if segment in self._sizes and segment != self._segment]
+        for segment in gone:
+            self._sizes.pop(segment, None)
+        self._bytes_since_snapshot = 0
+        self._sealed_since_snapshot = False
+        self._snapshots_under_way += 1
+        writer.put(SnapshotJob(state, list(self._sizes), gone, SnapshotDone(self, done).call))
+
+    def snapshot_done(self) -> None:
+        self._snapshots_under_way -= 1
+
+    def segment_sizes(self) -> dict[int, int]:
+        return dict(self._sizes)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.stop()
+            self._writer = None
+        if self._reader is not None:
+            self._reader.stop()
+            self._reader = None
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            self._files.close(self._lock)
+            self._lock = -1
+
+    def _fail(self, fault: Exception) -> None:
+        if not self._failed:
+            self._failed = True
+            self._on_failure(fault)
+
+
+class SnapshotDone:
+    """Tells the store before it tells who asked."""
+
+    def __init__(self, store: EmbeddedStore, done: Callable[[], None]) -> None:
+        self._store = store
+        self._done = done
+
+    def call(self) -> None:
+        self._store.snapshot_done()
+        self._done()
+
+
+def check_crc32c() -> None:
+    """Its package falls back to Python without saying so, and every message would cost fifty times as much."""
+    if google_crc32c.implementation != "c":
+        raise StoreError(
+            "google-crc32c runs without its compiled part here, which is far too slow for the log",
+            "Install a wheel of google-crc32c for this platform, or a C compiler and then the package again",
+        )

@@ -1,0 +1,199 @@
+"""The writer thread: the only one that changes files while the store is open.
+
+It takes jobs in the order in which the loop gave them, and so the order of commits is the order on disk. It tells the
+loop of each with one `call_soon_threadsafe`. The first failure is its last act: after a failed write or sync nobody
+knows what the disk holds (the kernel may have dropped the dirty pages and forgotten the error), so nothing is tried
+again, nothing more is acknowledged, and the next start finds out.
+
+A commit takes the GIL three times. A loop that is never idle gives it up for a microsecond per turn and wins it back
+before this thread wakes; with Python's switch interval of 5 ms a commit was seen to wait for a second. The program
+that runs the loop must lower it (`sys.setswitchinterval`): from 0.5 ms on the wait is a turn or two.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from librt.strings import BytesWriter
+from mypy_extensions import i64
+
+from sluice.errors import StoreFailed
+from sluice.store.embedded.files import Files
+from sluice.store.embedded.frames import FRAME_BYTES, collect_rows, frame_head
+from sluice.store.embedded.index import write_index
+from sluice.store.embedded.layout import Listing, index_name, log_name
+from sluice.store.embedded.recovery import Recovered
+from sluice.store.embedded.snapshot import write_snapshot
+
+
+class Job:
+    """Something for the writer to do."""
+
+
+class CommitJob(Job):
+    def __init__(self, frame: bytes, count: int, sync: bool, roll: bool, done: Callable[[], None]) -> None:
+        self.frame = frame
+        self.count = count
+        self.sync = sync
+        self.roll = roll  # this frame fills its segment
+        self.done = done
+
+
+class SnapshotJob(Job):
+    def __init__(self, state: bytes, kept: list[int], free: list[int], done: Callable[[], None]) -> None:
+        self.state = state
+        self.kept = kept
+        self.free = free
+        self.done = done
+
+
+class StopJob(Job):
+    pass
+
+
+class Writer:
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        salt: int,
+        log: Recovered,
+        sync_seconds: float,
+        call_soon_threadsafe: Callable[..., object],
+        on_failure: Callable[[Exception], None],
+        on_free: Callable[[list[int]], None],
+    ) -> None:
+        self._files = files
+        self._directory = directory
+        self._salt: i64 = salt
+        self._fd = log.fd
+        self._segment: i64 = log.segment
+        self._offset: i64 = log.offset
+        self._lsn: i64 = log.lsn
+        self._rows = log.rows
+        self._unsynced: i64 = 0  # frames written since the last sync
+        self._sync_due = 0.0
+        self._sync_seconds = sync_seconds
+        self._call_soon_threadsafe = call_soon_threadsafe
+        self._on_failure = on_failure
+        self._on_free = on_free
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        # Not `_thread`: that is `__thread` in the compiled build, a word of C.
+        self._worker = threading.Thread(target=self._run, name="sluice-log-writer", daemon=True)
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def put(self, job: Job) -> None:
+        self._jobs.put(job)
+
+    def stop(self) -> None:
+        """Finish every job given so far, sync, and end the thread; without a sync if the thread has failed."""
+        self._jobs.put(StopJob())
+        self._worker.join()
+        self._files.close(self._fd)
+
+    # -- in the thread
+
+    def _run(self) -> None:
+        try:
+            while self._step():
+                pass
+        except Exception as error:
+            fault = StoreFailed(f"{type(error).__name__}: {error}")
+            fault.__cause__ = error
+            self._tell_failure(fault)
+
+    def _step(self) -> bool:
+        job = self._next_job()
+        if job is None:
+            self._sync()
+        elif isinstance(job, CommitJob):
+            self._commit(job)
+        elif isinstance(job, SnapshotJob):
+            self._snapshot(job)
+        else:
+            self._sync()
+            return False
+        return True
+
+    def _next_job(self) -> Job | None:
+        """The next job; None when frames have waited for their sync as long as they may."""
+        if self._unsynced == 0:
+            return self._jobs.get()
+        wait = self._sync_due - time.monotonic()
+        if wait <= 0:
+            return None
+        try:
+            return self._jobs.get(True, wait)
+        except queue.Empty:
+            return None
+
+    def _commit(self, job: CommitJob) -> None:
+        body = job.frame
+        first = self._segment << 32 | (self._offset + FRAME_BYTES)
+        if not collect_rows(self._rows, body, job.count, first):
+            raise ValueError(f"a frame of {len(body)} bytes does not hold the {job.count} records it should")
+        head = frame_head(len(body), job.count, self._unsynced, self._lsn + 1, self._salt)
+        self._files.write(self._fd, [head, body], int(self._offset))
+        self._lsn += 1
+        self._offset += FRAME_BYTES + len(body)
+        self._unsynced += 1
+        if job.sync:
+            self._sync()
+        elif self._unsynced == 1:
+            self._sync_due = time.monotonic() + self._sync_seconds
+        self._tell(job.done)
+        if job.roll:
+            self._roll()
+
+    def _sync(self) -> None:
+        if self._unsynced > 0:
+            self._files.sync(self._fd)
+            self._unsynced = 0
+
+    def _roll(self) -> None:
+        """Seal the segment and begin the next. The sync comes first: that a segment has a successor is what tells
+        recovery that every frame in it was whole."""
+        self._sync()
+        write_index(self._files, self._directory, self._segment, self._offset, self._rows.getvalue())
+        fd = self._files.create(f"{self._directory}/{log_name(int(self._segment) + 1)}")
+        old, self._fd = self._fd, fd
+        self._files.close(old)
+        self._files.sync_directory(self._directory)
+        self._segment += 1
+        self._offset = 0
+        self._rows = BytesWriter()
+
+    def _snapshot(self, job: SnapshotJob) -> None:
+        """Sync, snapshot, and only then give back. A snapshot ahead of the log would swallow the frames that are
+        later written below its place; a segment gone before the snapshot is durable takes with it the notes that
+        say which older messages are settled."""
+        self._sync()
+        name = write_snapshot(
+            self._files, self._directory, self._lsn, self._segment, self._offset, job.kept, job.state
+        )
+        for old in Listing(self._files.names(self._directory)).snapshots:
+            if old != name:
+                self._files.unlink(f"{self._directory}/{old}")
+        for segment in job.free:
+            self._files.unlink(f"{self._directory}/{log_name(segment)}")
+            self._files.unlink(f"{self._directory}/{index_name(segment)}")
+        if job.free:
+            self._on_free(job.free)
+        self._tell(job.done)
+
+    def _tell(self, done: Callable[[], None]) -> None:
+        try:
+            self._call_soon_threadsafe(done)
+        except RuntimeError:
+            pass  # the loop is closed, and whoever waited is gone with it
+
+    def _tell_failure(self, fault: StoreFailed) -> None:
+        try:
+            self._call_soon_threadsafe(self._on_failure, fault)
+        except RuntimeError:
+            pass

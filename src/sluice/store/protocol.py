@@ -1,0 +1,228 @@
+"""The language between the queue engine and its stores: records, addresses, and what a return means.
+
+The engine writes records into frames. A frame is one group commit: all of it survives a crash, or none of it. A record
+is either a MESSAGE, which is read back by its address when it is delivered, or a NOTE, which says how the state of the
+queues has changed and is only ever read again by recovery. A store keeps frames in order, gives back messages, and at
+start hands over what it has: the last snapshot, the messages that were kept before it, and every record since.
+
+    record   40 bytes and a body, little endian
+      u32 crc32c of everything behind it        u32 size of the whole record
+      u8 kind   u8 flags   u16 spare            u32 pid: the number of a queue's partition
+      u64 seq                                   u32 key: hash of the partition key, 0 for none
+      u32 expires: seconds since 1970, 0: never u64 time: milliseconds since 1970
+      body
+
+An address is `segment << 32 | offset of the record in it`; a segment is what a store can give back to the system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from google_crc32c import value as crc32c
+from librt.strings import (
+    BytesWriter,
+    read_i32_le,
+    read_i64_le,
+    write_i32_le,
+    write_i64_le,
+)
+from mypy_extensions import i32, i64
+
+MESSAGE: Final = 1
+NOTE: Final = 2
+
+HEADER_BYTES: Final = 40
+# A row of an index: address and the header of a message without its crc and spare bytes (see `write_row`).
+ROW_BYTES: Final = 40
+
+
+class Record:
+    """A record taken apart. `body` is empty when it came from an index row."""
+
+    def __init__(
+        self,
+        kind: i64,
+        flags: i64,
+        pid: i64,
+        seq: i64,
+        key: i64,
+        expires: i64,
+        time: i64,
+        body: bytes,
+        address: i64,
+        size: i64,
+    ) -> None:
+        self.kind: i64 = kind
+        self.flags: i64 = flags
+        self.pid: i64 = pid
+        self.seq: i64 = seq
+        self.key: i64 = key
+        self.expires: i64 = expires
+        self.time: i64 = time
+        self.body: bytes = body
+        self.address: i64 = address
+        self.size: i64 = size
+
+
+def _signed(value: i64) -> i32:
+    return i32(value if value < 0x8000_0000 else value - 0x1_0000_0000)
+
+
+def write_record(
+    frame: BytesWriter,
+    kind: i64,
+    flags: i64,
+    pid: i64,
+    seq: i64,
+    key: i64,
+    expires: i64,
+    time: i64,
+    body: bytes,
+) -> None:
+    """Add one record to the frame that is being made."""
+    head = BytesWriter()
+    write_i32_le(head, _signed(HEADER_BYTES + len(body)))
+    head.append(int(kind))
+    head.append(int(flags))
+    head.append(0)
+    head.append(0)
+    write_i32_le(head, _signed(pid))
+    write_i64_le(head, seq)
+    write_i32_le(head, _signed(key))
+    write_i32_le(head, _signed(expires))
+    write_i64_le(head, time)
+    head.write(body)
+    record = head.getvalue()
+    crc: int = crc32c(record)
+    write_i32_le(frame, _signed(crc))
+    frame.write(record)
+
+
+def read_record(data: bytes, at: i64, end: i64, address: i64) -> Record | None:
+    """The record at `data[at:]`, which must end by `end`; None when its bytes cannot be one that was written."""
+    if at + HEADER_BYTES > end:
+        return None
+    size: i64 = i64(read_i32_le(data, at + 4)) & 0xFFFF_FFFF
+    if size < HEADER_BYTES or at + size > end:
+        return None
+    crc: i64 = i64(read_i32_le(data, at)) & 0xFFFF_FFFF
+    found: int = crc32c(data[at + 4 : at + size])
+    if crc != found:
+        return None
+    return Record(
+        data[at + 8],
+        data[at + 9],
+        i64(read_i32_le(data, at + 12)) & 0xFFFF_FFFF,
+        read_i64_le(data, at + 16),
+        i64(read_i32_le(data, at + 24)) & 0xFFFF_FFFF,
+        i64(read_i32_le(data, at + 28)) & 0xFFFF_FFFF,
+        read_i64_le(data, at + 32),
+        data[at + HEADER_BYTES : at + size],
+        address,
+        size,
+    )
+
+
+class Loader(Protocol):
+    """What recovery hands the past to, in this order: one snapshot or none, index rows, then records."""
+
+    def load_snapshot(self, snapshot: bytes) -> None:
+        """The state of the queues at a moment between two frames, as `Engine.snapshot` wrote it."""
+
+    def load_rows(self, rows: bytes) -> None:
+        """Messages of frames before the snapshot, each `ROW_BYTES` long (`read_row`), oldest segment first. Some may
+        have been settled before the snapshot: the snapshot knows which."""
+
+    def load_record(self, record: Record) -> None:
+        """One record of a frame behind the snapshot, in the order of writing."""
+
+
+class Recovery:
+    """What a store found when it was opened, for the log and for people."""
+
+    def __init__(self) -> None:
+        self.segments: int = 0
+        self.frames: int = 0
+        self.records: int = 0
+        self.messages: int = 0
+        self.torn_bytes: int = 0  # cut from the end: the frame that a crash interrupted, never acknowledged
+        self.rebuilt_indexes: int = 0
+        self.lost: list[tuple[int, int]] = []  # (pid, seq) of damaged records, in salvage mode
+        self.notes: list[str] = []  # sentences for the operator
+
+
+class Store(Protocol):
+    def open(self, loader: Loader) -> Recovery:
+        """Take the store for this process alone, bring back what it holds, and be ready to commit. Blocking."""
+
+    def next_frame(self) -> int:
+        """The address that the first record of the next frame will have."""
+
+    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
+        """Keep a frame of `count` records. `done` is called in the loop's thread once a crash can no longer lose it
+        (`sync`: nor a power cut), in the order of commits. Called one frame at a time: not again before `done`."""
+
+    def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
+        """The records at these addresses, whole, as they were written; None for one that is damaged. `done` is
+        called in the loop's thread."""
+
+    def wants_snapshot(self) -> bool:
+        """Whether enough was written since the last one. Asked between two frames."""
+
+    def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
+        """Keep `state`, which covers every frame committed so far, and then give back the segments `free`, in which
+        no message lives any more. In that order: a settled message whose note is gone must not come back."""
+
+    def segment_sizes(self) -> dict[int, int]:
+        """Bytes of each segment that is kept, the one being written to last."""
+
+    def scan(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
+        """Index rows (in pieces) of all messages ever written to a sealed segment: what compaction chooses from."""
+
+    def close(self) -> None:
+        """Finish what is under way, sync, and let go of the store. Blocking."""
+
+
+def _high(flags: i64) -> i64:
+    """Flags as the highest byte of a signed number: from 128 on, interpreted code would shift them out of 64 bits."""
+    return flags if flags < 128 else flags - 256
+
+
+def write_row(rows: BytesWriter, address: i64, record: Record) -> None:
+    """One line of an index: all of a message but its body."""
+    write_i64_le(rows, address)
+    write_i32_le(rows, _signed(record.size))
+    write_i32_le(rows, _signed(record.pid))
+    write_i64_le(rows, record.seq)
+    write_i32_le(rows, _signed(record.key))
+    write_i32_le(rows, _signed(record.expires))
+    write_i64_le(rows, _high(record.flags) << 56 | record.time)
+
+
+def copy_row(rows: BytesWriter, data: bytes, at: i64, address: i64) -> None:
+    """The same line, straight from the header of the message at `data[at:]`, whose crc nobody asks for here."""
+    write_i64_le(rows, address)
+    write_i32_le(rows, read_i32_le(data, at + 4))
+    write_i32_le(rows, read_i32_le(data, at + 12))
+    write_i64_le(rows, read_i64_le(data, at + 16))
+    write_i32_le(rows, read_i32_le(data, at + 24))
+    write_i32_le(rows, read_i32_le(data, at + 28))
+    write_i64_le(rows, _high(data[at + 9]) << 56 | read_i64_le(data, at + 32))
+
+
+def read_row(rows: bytes, at: i64) -> Record:
+    last = read_i64_le(rows, at + 32)
+    return Record(
+        MESSAGE,
+        (last >> 56) & 0xFF,
+        i64(read_i32_le(rows, at + 12)) & 0xFFFF_FFFF,
+        read_i64_le(rows, at + 16),
+        i64(read_i32_le(rows, at + 24)) & 0xFFFF_FFFF,
+        i64(read_i32_le(rows, at + 28)) & 0xFFFF_FFFF,
+        last & 0x00FF_FFFF_FFFF_FFFF,
+        b"",
+        read_i64_le(rows, at),
+        i64(read_i32_le(rows, at + 8)) & 0xFFFF_FFFF,
+    )

@@ -1,0 +1,25 @@
+"""One fixture, every store: what the engine may rely on is tried on each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.store.hands import StoreUnderTest
+
+
+@pytest.fixture(params=["memory", "embedded"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreUnderTest]:
+    """An open store with segments of 64 KiB."""
+    under_test = StoreUnderTest(tmp_path / "store" if request.param == "embedded" else None).open()
+    yield under_test
+    under_test.store.close()
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Iterator[StoreUnderTest]:
+    under_test = StoreUnderTest(tmp_path / "store").open()
+    yield under_test
+    under_test.store.close()

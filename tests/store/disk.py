@@ -1,0 +1,180 @@
+"""A disk with a volatile cache: what was not synced may be lost, kept or half kept when the power goes.
+
+It takes the place of `Files`. `cut_after(n)` lets the nth change from now be the last; from then on every call raises
+`PowerCut`. `reboot()` then decides by lot, sector by sector and name by name, what had reached the platter:
+
+  * a file that was written and not synced: each 512-byte sector new or old (zeros if there was none), any length
+    between the old one and the new one
+  * names that were made, changed or removed without a `sync_directory`: each of these changes happened or did not,
+    whatever happened to the others
+  * a write that was under way: any beginning of it
+"""
+
+from __future__ import annotations
+
+import random
+
+from sluice.store.embedded import Files
+
+SECTOR_BYTES = 512
+
+
+class PowerCut(Exception):
+    """The machine is off."""
+
+
+class Inode:
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.synced = b""
+
+
+class Disk(Files):
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
+        self.changes = 0
+        self._names: dict[str, Inode] = {}
+        self._synced_names: dict[str, Inode] = {}
+        self._name_changes: list[tuple[str, str, Inode]] = []  # removed name, new name, what it leads to
+        self._open: dict[int, Inode] = {}
+        self._next_fd = 1000
+        self._left: int | None = None
+        self._off = False
+
+    # -- the power
+
+    def cut_after(self, changes: int | None) -> None:
+        self._left = changes
+
+    def reboot(self) -> None:
+        names = dict(self._synced_names)
+        for removed, added, inode in self._name_changes:
+            if self.draw.random() < 0.5:
+                names.pop(removed, None)
+                if added:
+                    names[added] = inode
+        for inode in set(names.values()):
+            inode.data = self._surviving(inode)
+            inode.synced = bytes(inode.data)
+        self._names, self._synced_names, self._name_changes = names, dict(names), []
+        self._open.clear()
+        self._left, self._off = None, False
+
+    def restart(self) -> None:
+        """Only the process was killed: the cache is still there, and still volatile."""
+        self._open.clear()
+        self._left, self._off = None, False
+
+    def _surviving(self, inode: Inode) -> bytearray:
+        new, old = bytes(inode.data), inode.synced
+        if new == old:
+            return bytearray(old)
+        short, long = sorted((len(new), len(old)))
+        size = self.draw.choice((short, long, self.draw.randint(short, long)))
+        left = bytearray(size)
+        fate = self.draw.choice(("old", "new", "mixed", "hole"))
+        hole = self.draw.randint(min(short, size), size) // SECTOR_BYTES * SECTOR_BYTES
+        for at in range(0, size, SECTOR_BYTES):
+            end = min(at + SECTOR_BYTES, size)
+            of_new = fate == "new" or (fate == "mixed" and self.draw.random() < 0.5)
+            of_new = of_new or (fate == "hole" and at != hole)
+            sector = (new if of_new else old)[at:end]
+            left[at : at + len(sector)] = sector
+        return left
+
+    def _change(self) -> None:
+        self._check()
+        self.changes += 1
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                self._off = True
+
+    def _check(self) -> None:
+        if self._off:
+            raise PowerCut("the power is cut")
+
+    # -- what Files does
+
+    def make_directory(self, path: str) -> None:
+        self._check()
+
+    def names(self, directory: str) -> list[str]:
+        self._check()
+        return [name.rpartition("/")[2] for name in self._names]
+
+    def lock(self, path: str) -> int:
+        self._check()
+        return self._descriptor(Inode())
+
+    def create(self, path: str) -> int:
+        self._change()
+        self._check()
+        assert path not in self._names, path
+        inode = self._names[path] = Inode()
+        self._name_changes.append(("", path, inode))
+        return self._descriptor(inode)
+
+    def open_to_write(self, path: str) -> int:
+        return self.open_to_read(path)
+
+    def open_to_read(self, path: str) -> int:
+        self._check()
+        if path not in self._names:
+            raise FileNotFoundError(path)
+        return self._descriptor(self._names[path])
+
+    def _descriptor(self, inode: Inode) -> int:
+        self._next_fd += 1
+        self._open[self._next_fd] = inode
+        return self._next_fd
+
+    def size(self, fd: int) -> int:
+        self._check()
+        return len(self._open[fd].data)
+
+    def write(self, fd: int, parts: list[bytes], at: int) -> None:
+        self._change()
+        inode, data = self._open[fd], b"".join(parts)
+        if self._off:
+            data = data[: self.draw.randint(0, len(data))]
+        assert at <= len(inode.data), "a hole in the log"
+        inode.data[at : at + len(data)] = data
+        self._check()
+
+    def read(self, fd: int, size: int, at: int) -> bytes:
+        self._check()
+        return bytes(self._open[fd].data[at : at + size])
+
+    def sync(self, fd: int) -> None:
+        self._change()
+        if not self._off or self.draw.random() < 0.5:  # it may have succeeded, and nobody has heard of it
+            inode = self._open[fd]
+            inode.synced = bytes(inode.data)
+        self._check()
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._change()
+        self._check()
+        del self._open[fd].data[size:]
+
+    def rename(self, old: str, new: str) -> None:
+        self._change()
+        self._check()
+        inode = self._names[new] = self._names.pop(old)
+        self._name_changes.append((old, new, inode))
+
+    def unlink(self, path: str) -> None:
+        self._change()
+        self._check()
+        if path in self._names:
+            self._name_changes.append((path, "", self._names.pop(path)))
+
+    def sync_directory(self, path: str) -> None:
+        self._change()
+        if not self._off or self.draw.random() < 0.5:
+            self._synced_names, self._name_changes = dict(self._names), []
+        self._check()
+
+    def close(self, fd: int) -> None:
+        self._open.pop(fd, None)

@@ -1,0 +1,221 @@
+"""What the tests of the stores hold in their hands: a loop that turns by hand, records, a loader, a store to try."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from librt.strings import BytesWriter
+
+from sluice.store.embedded import EmbeddedStore, Files
+from sluice.store.memory import MemoryStore
+from sluice.store.protocol import (
+    HEADER_BYTES,
+    MESSAGE,
+    NOTE,
+    ROW_BYTES,
+    Record,
+    Recovery,
+    Store,
+    read_row,
+    write_record,
+)
+from sluice.store.protocol import read_record as parse
+
+SEGMENT_BYTES = 64 << 10
+PATIENCE_SECONDS = 30.0  # only a broken store makes anybody wait so long
+
+
+class Hands:
+    """An event loop reduced to what a store sees of one: callbacks, in order, in one thread."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[..., object], tuple[object, ...]]] = queue.SimpleQueue()
+
+    def call_soon(self, callback: Callable[..., object], *args: object) -> None:
+        self._calls.put((callback, args))
+
+    def turn_until(self, ready: Callable[[], bool]) -> None:
+        while not ready():
+            callback, args = self._calls.get(timeout=PATIENCE_SECONDS)
+            callback(*args)
+
+    def turn_once(self) -> bool:
+        """Run what waits now, without waiting for more."""
+        ran = False
+        while not self._calls.empty():
+            callback, args = self._calls.get()
+            callback(*args)
+            ran = True
+        return ran
+
+
+class Past:
+    """A loader that keeps what it is given, and minds the order in which it is given."""
+
+    def __init__(self) -> None:
+        self.snapshot: bytes | None = None
+        self.rows: list[Record] = []
+        self.records: list[Record] = []
+
+    def load_snapshot(self, snapshot: bytes) -> None:
+        assert self.snapshot is None and not self.rows and not self.records
+        self.snapshot = snapshot
+
+    def load_rows(self, rows: bytes) -> None:
+        assert not self.records, "rows come before records"
+        assert len(rows) % ROW_BYTES == 0
+        self.rows += [read_row(rows, at) for at in range(0, len(rows), ROW_BYTES)]
+
+    def load_record(self, record: Record) -> None:
+        self.records.append(record)
+
+    def addresses(self) -> dict[tuple[int, int], int]:
+        """Where each message is, by (pid, seq); the later place wins."""
+        found = {(record.pid, record.seq): record.address for record in self.rows}
+        found.update({(r.pid, r.seq): r.address for r in self.records if r.kind == MESSAGE})
+        return found
+
+
+class Made:
+    """A record to write."""
+
+    def __init__(self, kind: int, pid: int, seq: int, body: bytes) -> None:
+        self.kind, self.pid, self.seq, self.body = kind, pid, seq, body
+
+
+def message(seq: int, body: bytes = b"", pid: int = 1) -> Made:
+    return Made(MESSAGE, pid, seq, body)
+
+
+def note(seq: int, body: bytes = b"", pid: int = 1) -> Made:
+    return Made(NOTE, pid, seq, body)
+
+
+def frame_of(records: Sequence[Made]) -> bytes:
+    frame = BytesWriter()
+    for made in records:
+        # The other fields are functions of seq, so that every one of them can be checked anywhere.
+        write_record(
+            frame,
+            made.kind,
+            made.seq % 256,
+            made.pid,
+            made.seq,
+            made.seq * 7919 % (1 << 32),
+            made.seq * 31 % (1 << 32),
+            1_700_000_000_000 + made.seq,
+            made.body,
+        )
+    return frame.getvalue()
+
+
+def is_as_made(record: Record) -> bool:
+    return (record.flags, record.key, record.expires, record.time) == (
+        record.seq % 256,
+        record.seq * 7919 % (1 << 32),
+        record.seq * 31 % (1 << 32),
+        1_700_000_000_000 + record.seq,
+    )
+
+
+def body_of(data: bytes | None) -> bytes | None:
+    """The body of a record that was read whole."""
+    if data is None:
+        return None
+    record = parse(data, 0, len(data), 0)
+    assert record is not None and record.size == len(data)
+    return record.body
+
+
+class StoreUnderTest:
+    """One store, whatever its kind, with blocking words for what is asked of it."""
+
+    def __init__(
+        self,
+        directory: Path | None,
+        files: Files | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+        **options: object,
+    ) -> None:
+        self.directory = directory
+        self.hands = Hands()
+        self.failures: list[Exception] = []
+        self.past = Past()
+        self.report = Recovery()
+        self._files = files
+        self._segment_bytes = segment_bytes
+        self._options = options
+        self._memory = MemoryStore(self.hands.call_soon, segment_bytes=segment_bytes)
+        self.store: Store = self._make()
+
+    def _make(self) -> Store:
+        if self.directory is None:
+            return self._memory
+        return EmbeddedStore(
+            str(self.directory),
+            self.hands.call_soon,
+            self.failures.append,
+            segment_bytes=self._segment_bytes,
+            files=self._files,
+            **self._options,  # type: ignore[arg-type]
+        )
+
+    def open(self) -> StoreUnderTest:
+        self.past = Past()
+        self.report = self.store.open(self.past)
+        return self
+
+    def reopen(self) -> StoreUnderTest:
+        self.store.close()
+        self.store = self._make()
+        return self.open()
+
+    def start_commit(self, *records: Made, sync: bool = True, done: Callable[[], None]) -> list[int]:
+        at = self.store.next_frame()
+        self.store.commit(frame_of(records), len(records), sync, done)
+        addresses = []
+        for made in records:
+            addresses.append(at)
+            at += HEADER_BYTES + len(made.body)
+        return addresses
+
+    def commit(self, *records: Made, sync: bool = True) -> list[int]:
+        """Commit one frame, wait until it is done, and return the address of each record."""
+        answers: list[int] = []
+        addresses = self.start_commit(*records, sync=sync, done=lambda: answers.append(1))
+        self.hands.turn_until(lambda: bool(answers or self.failures))
+        assert not self.failures, self.failures
+        return addresses
+
+    def read(self, addresses: Sequence[int]) -> list[bytes | None]:
+        answers: list[list[bytes | None]] = []
+        self.store.read(addresses, answers.append)
+        self.hands.turn_until(lambda: bool(answers))
+        assert len(answers[0]) == len(addresses)
+        return answers[0]
+
+    def bodies(self, addresses: Sequence[int]) -> list[bytes | None]:
+        return [body_of(data) for data in self.read(addresses)]
+
+    def scan(self, segment: int) -> list[Record]:
+        answers: list[list[bytes]] = []
+        self.store.scan(segment, answers.append)
+        self.hands.turn_until(lambda: bool(answers))
+        return [read_row(rows, at) for rows in answers[0] for at in range(0, len(rows), ROW_BYTES)]
+
+    def snapshot(self, state: bytes, free: Sequence[int] = ()) -> None:
+        answers: list[int] = []
+        self.store.snapshot(state, free, lambda: answers.append(1))
+        self.hands.turn_until(lambda: bool(answers or self.failures))
+        assert not self.failures, self.failures
+
+    def fill_segment(self, first_seq: int, body_bytes: int = 1000) -> list[int]:
+        """Commit messages until a new segment begins; their addresses."""
+        segment = self.store.next_frame() >> 32
+        addresses: list[int] = []
+        while self.store.next_frame() >> 32 == segment:
+            seq = first_seq + len(addresses)
+            addresses += self.commit(message(seq, seq.to_bytes(4, "big") * (body_bytes // 4)))
+        return addresses

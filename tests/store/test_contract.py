@@ -1,0 +1,249 @@
+"""What the engine may rely on, store by store."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+from librt.strings import BytesWriter
+
+from sluice.errors import StoreError
+from sluice.store.protocol import MESSAGE, NOTE, Record, copy_row, read_record, read_row, write_row
+from tests.store.hands import SEGMENT_BYTES, Past, StoreUnderTest, frame_of, is_as_made, message, note
+
+
+def test_a_new_store_has_no_past(store: StoreUnderTest) -> None:
+    assert store.past.snapshot is None
+    assert store.past.rows == [] and store.past.records == []
+    assert store.report.notes == []
+
+
+def test_a_committed_message_is_read_back_by_its_address(store: StoreUnderTest) -> None:
+    addresses = store.commit(message(1, b"one"), note(2, b"not for reading"), message(3, b""))
+    assert store.bodies(addresses[:1]) == [b"one"]
+    assert store.bodies([addresses[2], addresses[0]]) == [b"", b"one"]
+    data = store.read(addresses[:1])[0]
+    assert data is not None
+    record = read_record(data, 0, len(data), addresses[0])
+    assert record is not None and is_as_made(record)
+    assert (record.kind, record.pid, record.seq) == (MESSAGE, 1, 1)
+
+
+def test_a_restart_brings_back_every_record_in_the_order_of_writing(store: StoreUnderTest) -> None:
+    addresses = store.commit(message(1, b"a"), note(2, b"b"))
+    addresses += store.commit(note(3, b"c"))
+    addresses += store.commit(message(4, b"d"), sync=False)
+    store.reopen()
+    assert [(r.kind, r.seq, r.body, r.address) for r in store.past.records] == [
+        (MESSAGE, 1, b"a", addresses[0]),
+        (NOTE, 2, b"b", addresses[1]),
+        (NOTE, 3, b"c", addresses[2]),
+        (MESSAGE, 4, b"d", addresses[3]),
+    ]
+    assert all(is_as_made(record) for record in store.past.records)
+    assert (store.report.frames, store.report.records, store.report.messages) == (3, 4, 2)
+    assert store.bodies([addresses[3]]) == [b"d"]
+
+
+def test_commits_are_answered_in_their_order(store: StoreUnderTest) -> None:
+    answers: list[int] = []
+    for seq in range(200):
+        store.start_commit(message(seq, b"x" * 500), sync=seq % 3 == 0, done=partial(answers.append, seq))
+    store.hands.turn_until(lambda: len(answers) == 200)
+    assert answers == list(range(200))
+    assert [record.seq for record in store.reopen().past.records] == list(range(200))
+
+
+def test_the_next_frame_is_where_the_store_said_it_would_be_across_segments(store: StoreUnderTest) -> None:
+    expected = {}
+    for seq in range(300):
+        expected[1, seq] = store.commit(message(seq, b"y" * (seq * 7 % 1500)))[0]
+    assert len({address >> 32 for address in expected.values()}) > 2
+    assert store.reopen().past.addresses() == expected
+    assert store.bodies(list(expected.values())) == [b"y" * (seq * 7 % 1500) for seq in range(300)]
+
+
+def test_no_record_has_the_address_0(store: StoreUnderTest) -> None:
+    assert store.store.next_frame() > 0xFFFF_FFFF
+
+
+def test_a_frame_larger_than_a_segment_is_kept(store: StoreUnderTest) -> None:
+    store.commit(message(1, b"before"))
+    big = bytes(range(256)) * (SEGMENT_BYTES // 256 * 3)
+    addresses = store.commit(message(2, big), message(3, b"beside it"))
+    addresses += store.commit(message(4, b"behind it"))
+    assert store.bodies(addresses) == [big, b"beside it", b"behind it"]
+    assert store.reopen().bodies(addresses) == [big, b"beside it", b"behind it"]
+
+
+def test_a_frame_larger_than_one_read_is_kept(store: StoreUnderTest) -> None:
+    bodies = [random.Random(seq).randbytes(700_000) for seq in range(5)]
+    addresses = store.commit(*[message(seq, body) for seq, body in enumerate(bodies)])
+    assert store.bodies(addresses) == bodies
+    assert store.reopen().bodies(addresses[::-1]) == bodies[::-1]
+
+
+def test_many_addresses_are_answered_in_the_order_asked(store: StoreUnderTest) -> None:
+    draw = random.Random(7)
+    bodies: dict[int, bytes] = {}
+    for start in range(0, 3000, 50):
+        made = [draw.randbytes(draw.choice([0, 10, 300, 3000, 9000])) for _ in range(50)]
+        addresses = store.commit(*[message(start + nth, body) for nth, body in enumerate(made)])
+        bodies.update(zip(addresses, made))
+    for count in (1, 10, 500, 3000):
+        wanted = draw.sample(list(bodies), count)
+        assert store.bodies(wanted) == [bodies[address] for address in wanted]
+    again = draw.choices(list(bodies), k=100)
+    assert store.bodies(again + again) == [bodies[address] for address in again + again]
+
+
+def test_an_address_with_no_record_reads_as_none(store: StoreUnderTest) -> None:
+    good = store.commit(message(1, b"good"))[0]
+    wrong = [good + 1, good + 39, good + 10_000, good + (7 << 32), 5]
+    assert store.read(wrong) == [None] * 5
+    assert store.bodies([wrong[0], good, wrong[2]]) == [None, b"good", None]
+    assert store.read([]) == []
+
+
+def test_after_a_snapshot_older_messages_come_back_as_rows(store: StoreUnderTest) -> None:
+    before = store.fill_segment(0)
+    before += store.commit(message(1000, b"same segment"), note(5000), message(1001, b"as well"))[::2]
+    store.snapshot(b"the state")
+    behind = store.commit(message(2000, b"behind"), note(6000))
+    store.reopen()
+    assert store.past.snapshot == b"the state"
+    assert [row.address for row in store.past.rows] == before
+    assert all(is_as_made(row) and row.body == b"" and row.kind == MESSAGE for row in store.past.rows)
+    assert [record.address for record in store.past.records] == behind
+    assert store.report.messages == len(before) + 1
+    sizes = [len(data or b"") for data in store.read(before)]
+    assert [row.size for row in store.past.rows] == sizes
+
+
+def test_the_newest_snapshot_is_the_one_that_counts(store: StoreUnderTest) -> None:
+    store.commit(message(1))
+    store.snapshot(b"first")
+    store.commit(message(2))
+    store.snapshot(b"second")
+    store.snapshot(b"third, with nothing in between")
+    store.reopen()
+    assert store.past.snapshot == b"third, with nothing in between"
+    assert [row.seq for row in store.past.rows] == [1, 2]
+    assert store.past.records == []
+
+
+def test_a_snapshot_may_be_empty_and_may_be_large(store: StoreUnderTest) -> None:
+    store.snapshot(b"")
+    assert store.reopen().past.snapshot == b""
+    state = random.Random(1).randbytes(3_000_000)
+    store.snapshot(state)
+    assert store.reopen().past.snapshot == state
+
+
+def test_a_freed_segment_is_gone_and_its_neighbours_are_not(store: StoreUnderTest) -> None:
+    first, second, third = store.fill_segment(0), store.fill_segment(1000), store.fill_segment(2000)
+    store.snapshot(b"s", free=[second[0] >> 32])
+    assert list(store.store.segment_sizes()) == [1, 3, 4]
+    assert store.read(second[:1]) == [None]
+    assert None not in store.read(first + third)
+    store.reopen()
+    assert [row.address for row in store.past.rows] == first + third
+    assert list(store.store.segment_sizes()) == [1, 3, 4]
+
+
+def test_numbers_of_freed_segments_are_not_used_again(store: StoreUnderTest) -> None:
+    store.fill_segment(0)
+    store.fill_segment(1000)
+    store.snapshot(b"s", free=[1, 2])
+    store.reopen()
+    assert store.store.next_frame() >> 32 == 3
+    address = store.commit(message(1, b"new"))[0]
+    assert store.reopen().bodies([address]) == [b"new"]
+
+
+def test_the_segment_being_written_to_is_never_given_back(store: StoreUnderTest) -> None:
+    address = store.commit(message(1, b"here"))[0]
+    store.snapshot(b"s", free=[1, 99])
+    assert store.bodies([address]) == [b"here"]
+    assert [row.address for row in store.reopen().past.rows] == [address]
+
+
+def test_two_snapshots_may_be_under_way_at_once(store: StoreUnderTest) -> None:
+    store.fill_segment(0)
+    answers: list[str] = []
+    store.store.snapshot(b"one", [1], lambda: answers.append("one"))
+    assert not store.store.wants_snapshot()
+    store.store.snapshot(b"two", [], lambda: answers.append("two"))
+    store.hands.turn_until(lambda: len(answers) == 2)
+    assert answers == ["one", "two"]
+    assert store.reopen().past.snapshot == b"two"
+
+
+def test_a_snapshot_is_wanted_once_a_segment_is_full(store: StoreUnderTest) -> None:
+    store.commit(message(1))
+    assert not store.store.wants_snapshot()
+    store.fill_segment(2)
+    assert store.store.wants_snapshot()
+    assert store.reopen().store.wants_snapshot(), "a restart does not make the log shorter"
+    store.snapshot(b"s")
+    assert not store.store.wants_snapshot()
+    assert not store.reopen().store.wants_snapshot()
+
+
+def test_segment_sizes_name_every_segment_with_the_active_one_last(store: StoreUnderTest) -> None:
+    store.fill_segment(0)
+    store.commit(message(1000, b"z" * 100))
+    sizes = store.store.segment_sizes()
+    assert list(sizes) == [1, 2]
+    assert SEGMENT_BYTES <= sizes[1] <= SEGMENT_BYTES + 1100
+    assert 100 < sizes[2] < 300
+    assert store.reopen().store.segment_sizes() == sizes
+
+
+def test_a_scan_lists_all_messages_of_a_sealed_segment(store: StoreUnderTest) -> None:
+    store.commit(note(1), message(2, b"two"))
+    addresses = store.fill_segment(100)
+    rows = store.scan(1)
+    assert [row.address for row in rows][1:] == addresses
+    assert rows[0].seq == 2 and all(is_as_made(row) for row in rows)
+    assert [row.address for row in store.reopen().scan(1)][1:] == addresses
+    assert store.scan(77) == []
+
+
+def test_a_store_that_is_not_open_says_so(store: StoreUnderTest) -> None:
+    store.store.close()
+    with pytest.raises(StoreError, match="not open"):
+        store.store.commit(b"", 0, True, lambda: None)
+    store.store.close()  # twice is no mistake
+    store.store.open(Past())
+    with pytest.raises(StoreError, match="open already"):
+        store.store.open(Past())
+
+
+def test_a_row_keeps_every_field_at_its_limits() -> None:
+    for flags, number, seq, time in ((0, 0, 0, 0), (127, 1, 2, 3), (255, 0xFFFF_FFFF, 2**63 - 1, 2**56 - 1)):
+        record = Record(MESSAGE, flags, number, seq, number, number, time, b"", 1, 40)
+        rows = BytesWriter()
+        write_row(rows, 123 << 32, record)
+        found = read_row(rows.getvalue(), 0)
+        assert (found.flags, found.pid, found.seq, found.key, found.expires, found.time) == (
+            flags,
+            number,
+            seq,
+            number,
+            number,
+            time,
+        )
+        assert (found.address, found.size) == (123 << 32, 40)
+
+
+def test_a_row_is_the_same_from_a_record_and_from_its_bytes() -> None:
+    for seq in (1, 127, 128, 255, 10**12):
+        data = frame_of([message(seq, b"body", pid=0xFFFF_FFFF)])
+        record = read_record(data, 0, len(data), 77)
+        assert record is not None
+        ours, theirs = BytesWriter(), BytesWriter()
+        write_row(ours, 77, record)
+        copy_row(theirs, data, 0, 77)
+        assert ours.getvalue() == theirs.getvalue()
