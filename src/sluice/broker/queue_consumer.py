@@ -1,0 +1,172 @@
+"""A subscription to a queue: the engine's `Consumer`, spoken in MQTT.
+
+Each delivery is a QoS 1 (or 0) PUBLISH that carries what the consumer needs to settle it as user properties, in front
+of the publisher's own. What does not change from one delivery to the next is encoded once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from librt.strings import BytesWriter
+from mypy_extensions import i64
+
+from sluice.queues.dead_letters import iso_time
+from sluice.queues.delivery import Lease
+from sluice.queues.names import write_hex
+from sluice.queues.ports import Consumer
+from sluice.wire.packets import V5, Publish
+from sluice.wire.primitives import write_binary, write_u16
+
+if TYPE_CHECKING:
+    from sluice.broker.session import Session
+
+_SEQUENCE: Final = b"\x26\x00\x08sequence"
+_ATTEMPT: Final = b"\x26\x00\x07attempt"
+_TOKEN: Final = b"\x26\x00\x0edelivery-token"
+_MESSAGE_ID: Final = b"\x26\x00\x0amessage-id"
+_ENQUEUED_AT: Final = b"\x26\x00\x0benqueued-at"
+
+
+def user_property(name: bytes, value: bytes) -> bytes:
+    out = BytesWriter()
+    out.append(0x26)
+    write_binary(out, name)
+    write_binary(out, value)
+    return out.getvalue()
+
+
+class QueueConsumer(Consumer):
+    def __init__(
+        self,
+        session: Session,
+        topic_filter: bytes,
+        queue: str,
+        group: str,
+        qos: i64,
+        prefetch: i64,
+        priority: i64,
+        exclusive: bool,
+        by_puback: bool,
+        id_in_topic: bool,
+        extra: bytes,
+    ) -> None:
+        super().__init__(session.client_id, prefetch, priority, exclusive)
+        self.session: Session = session
+        self.topic_filter: bytes = topic_filter  # what was subscribed to: it may name many queues
+        self.queue: str = queue
+        self.group_name: str = group
+        self.qos: i64 = qos
+        self.by_puback: bool = by_puback  # the PUBACK is the ack
+        self.topic: bytes = b"$queue/" + queue.encode()
+        self.id_in_topic: bool = id_in_topic
+        self.extra: bytes = extra  # subscription identifier
+        self._always: bytes = user_property(b"queue", queue.encode()) + user_property(
+            b"consumer-group", group.encode()
+        )
+        self._partitions: list[bytes] = []  # user property `partition`, by number
+        self._day: i64 = -1  # the millisecond whose text is at hand
+        self._enqueued_at: bytes = b""
+
+    def has_room(self) -> bool:
+        return self.held < self.prefetch and self.session.takes_now()
+
+    def deliver(self, lease: Lease) -> None:
+        message = lease.message
+        assert message is not None
+        session = self.session
+        packet = Publish(self.topic, message.payload, self.qos)
+        partition = lease.cursor.partition
+        if self.id_in_topic:
+            out = BytesWriter()
+            out.write(self.topic)
+            out.write(b"/$msg/")
+            if message.id:
+                out.write(message.id)
+            else:
+                write_hex(out, partition.pid)
+                out.append(0x2D)
+                write_hex(out, lease.seq)
+            packet.topic = out.getvalue()
+        if session.version == V5:
+            packet.raw = self._properties(lease)
+        session.deliver_lease(packet, self, lease)
+
+    def taken_away(self, lease: Lease) -> None:
+        self.session.forget_lease(lease)
+
+    def _properties(self, lease: Lease) -> bytes:
+        message = lease.message
+        assert message is not None
+        partition = lease.cursor.partition
+        out = BytesWriter()
+        if not message.id:
+            out.write(_MESSAGE_ID)
+            _write_id(out, partition.pid, lease.seq)
+        out.write(self._always)
+        number = partition.number
+        while len(self._partitions) <= number:
+            self._partitions.append(user_property(b"partition", b"%d" % len(self._partitions)))
+        out.write(self._partitions[number])
+        out.write(_SEQUENCE)
+        _write_decimal(out, lease.seq)
+        out.write(_ATTEMPT)
+        _write_decimal(out, lease.failures + 1)
+        if message.enqueued_at != self._day:
+            self._day = message.enqueued_at
+            self._enqueued_at = iso_time(float(message.enqueued_at) / 1000.0).encode()
+        out.write(_ENQUEUED_AT)
+        write_binary(out, self._enqueued_at)
+        out.write(_TOKEN)
+        _write_token(out, lease.token)
+        if message.headers:
+            write_headers(out, message.headers)
+        out.write(message.props)
+        return out.getvalue()
+
+
+def _hex_size(value: i64) -> i64:
+    size: i64 = 1
+    value >>= 4
+    while value:
+        size += 1
+        value >>= 4
+    return size
+
+
+def _write_id(out: BytesWriter, pid: i64, seq: i64) -> None:
+    write_u16(out, _hex_size(pid) + 1 + _hex_size(seq))
+    write_hex(out, pid)
+    out.append(0x2D)
+    write_hex(out, seq)
+
+
+def _write_token(out: BytesWriter, token: i64) -> None:
+    write_u16(out, _hex_size(token))
+    write_hex(out, token)
+
+
+def _write_decimal(out: BytesWriter, value: i64) -> None:
+    """A number as text behind its length."""
+    size: i64 = 1
+    power: i64 = 10
+    while power <= value:
+        power *= 10
+        size += 1
+    write_u16(out, size)
+    while size > 0:
+        power //= 10
+        out.append(int(0x30 + (value // power) % 10))
+        size -= 1
+
+
+def write_headers(out: BytesWriter, headers: bytes) -> None:
+    """What Sluice itself has attached, as user properties: the pairs are encoded alike, a marker comes in front."""
+    at: i64 = 0
+    end: i64 = len(headers)
+    while at < end:
+        start: i64 = at
+        at += 2 + ((i64(headers[at]) << 8) | i64(headers[at + 1]))
+        at += 2 + ((i64(headers[at]) << 8) | i64(headers[at + 1]))
+        out.append(0x26)
+        out.write(headers[start:at])

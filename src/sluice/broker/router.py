@@ -1,0 +1,177 @@
+"""From one publish to everybody who gets it: retained message, subscribers, shared subscriptions.
+
+It knows sessions and subscriptions, and nothing of sockets or packets' bytes. `publish` is called once per message and
+does no more than one look-up and one call per receiver.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mypy_extensions import i64
+
+from sluice.broker.limits import Limits
+from sluice.broker.retained import Retained
+from sluice.broker.subscriptions import Share, Subscription, Subscriptions
+from sluice.broker.turn import Turn
+from sluice.metrics import Counters
+from sluice.wire.packets import Publish
+from sluice.wire.topics import split_share
+
+if TYPE_CHECKING:
+    from sluice.broker.keeper import Keeper
+    from sluice.broker.queue_consumer import QueueConsumer
+    from sluice.broker.queue_door import QueueDoor
+    from sluice.broker.session import Delivery, Session
+    from sluice.queues.delivery import Lease
+
+
+class Router:
+    def __init__(self, limits: Limits, turn: Turn, counters: Counters) -> None:
+        self.limits = limits
+        self.turn = turn
+        self.counters = counters
+        self.subscriptions = Subscriptions()
+        self.retained = Retained(limits.max_retained)
+        self.keeper: Keeper | None = None  # None: sessions and retained messages end with the server
+        self.kept: i64 = (
+            0  # counts what was given to the store: a publish that raises it is answered by the store
+        )
+        self.door: QueueDoor | None = None  # None: there are no queues, and $queue/... is an ordinary topic
+
+    def publish(self, message: Publish, origin: Session | None) -> i64:
+        """How many receivers it was handed to; -1 when it was to be retained and there is no more room."""
+        if message.retain:
+            if not self.retained.put(message, origin is None):
+                return -1
+            if self.keeper is not None and not message.topic.startswith(b"$SYS/"):
+                self.keeper.keep_retained(message)
+                self.kept += 1
+        route = self.subscriptions.route(message.topic)
+        taken: i64 = 0
+        if route.captures and self.door is not None:
+            taken = self.door.capture(message, route.captures)
+            self.kept += taken
+        qos = message.qos
+        lasting: list[Delivery] | None = None  # for sessions that outlive the server
+        for target in route.targets:
+            receiver = target.session
+            if receiver is origin and target.no_local:
+                own = target.own
+                if own is None:
+                    continue
+                target = own
+            delivery = receiver.deliver(
+                message,
+                qos if qos < target.qos else target.qos,
+                target.retain_as_published and message.retain,
+                target.extra,
+                None,
+            )
+            taken += 1
+            if receiver.sid and delivery is not None:
+                if lasting is None:
+                    lasting = []
+                lasting.append(delivery)
+        if route.shares:
+            for share in route.shares:
+                if self.hand_out(message, share, None):
+                    taken += 1
+        if lasting is not None:
+            self._keep(message, lasting)
+        return taken
+
+    def _keep(self, message: Publish, deliveries: list[Delivery]) -> None:
+        if self.keeper is not None:
+            self.keeper.post(message, deliveries)
+            self.kept += 1
+
+    def hand_out(self, message: Publish, share: Share, past: Session | None) -> bool:
+        """Give `message` to one member of a shared subscription."""
+        target = share.pick(message.qos, past)
+        if target is None:
+            return False
+        qos = message.qos
+        delivery = target.session.deliver(
+            message,
+            qos if qos < target.qos else target.qos,
+            target.retain_as_published and message.retain,
+            target.extra,
+            share,
+        )
+        if delivery is not None and delivery.sid:
+            self._keep(message, [delivery])
+        return True
+
+    def subscribe(self, subscription: Subscription) -> bool:
+        """Whether the subscription is a new one."""
+        subscription.session.subscriptions[subscription.topic_filter] = subscription
+        return self.subscriptions.add(subscription)
+
+    def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
+        """Whether there was such a subscription."""
+        if session.subscriptions.pop(topic_filter, None) is None:
+            return False
+        return self.subscriptions.remove(session, topic_filter)
+
+    def send_retained(self, subscription: Subscription, new: bool) -> None:
+        """What a subscription gets besides what comes from now on (MQTT 5.0 section 3.3.1.3)."""
+        if subscription.retain_handling == 2 or (subscription.retain_handling == 1 and not new):
+            return
+        group, topic_filter = split_share(subscription.topic_filter)
+        if group:
+            return
+        extra = subscription.extra()
+        for message in self.retained.matching(topic_filter, self.turn.now):
+            qos = message.qos
+            delivery = subscription.session.deliver(
+                message, qos if qos < subscription.qos else subscription.qos, True, extra, None
+            )
+            if delivery is not None and delivery.sid:
+                self._keep(message, [delivery])
+
+    def forget(self, session: Session) -> None:
+        """A session has ended: its subscriptions go, and its share of shared messages goes to the other members."""
+        if session.sid and self.keeper is not None:
+            self.keeper.drop_session(session)
+        for topic_filter in list(session.subscriptions):
+            self.unsubscribe(session, topic_filter)
+        if self.door is not None:
+            self.door.ended(session)
+        given: list[Delivery] = session.take_back()
+        now = self.turn.now
+        for delivery in given:
+            expires_at = delivery.message.expires_at
+            if delivery.share is not None and (expires_at == 0.0 or expires_at > now):
+                self.hand_out(delivery.message, delivery.share, session)
+
+    def answer_when_kept(self, session: Session, packet: Publish) -> None:
+        """The publisher hears of it when the store has what this publish left behind."""
+        if self.keeper is not None:
+            self.keeper.answer_when_kept(session, packet.packet_id | (packet.qos << 16))
+            session.answer_later(packet)
+
+    def keep_session(self, session: Session, tag: i64) -> None:
+        """A lasting session has changed; with a tag, it hears when that is kept."""
+        if self.keeper is not None:
+            self.keeper.keep_session(session)
+            if tag:
+                self.keeper.answer_when_kept(session, tag)
+
+    def note_received(self, session: Session, packet_id: int, released: bool) -> None:
+        if self.keeper is not None:
+            self.keeper.note_received(session, packet_id, released)
+
+    def unkeep(self, delivery: Delivery) -> None:
+        if self.keeper is not None:
+            self.keeper.done(delivery)
+
+    def take_ack(self, lease: Lease, reason: i64) -> None:
+        """A PUBACK settles a delivery from a queue."""
+        if self.door is not None:
+            self.door.acknowledged(lease, reason)
+
+    def feed(self, consumer: QueueConsumer) -> None:
+        """A consumer of a queue has room on its line again."""
+        if self.door is not None:
+            self.door.feed(consumer)

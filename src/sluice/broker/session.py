@@ -1,0 +1,513 @@
+"""One client's session: what it has subscribed to, what is on its way to it, and the rules of QoS 1 and 2 both ways.
+
+A session outlives its connections. With a connection it answers at once, into that connection's output; without one it
+keeps what must be kept (QoS 1 and 2) up to its limits. It decides, and moves no bytes itself.
+
+Outgoing deliveries (QoS 1 and 2):
+
+    waiting ──window free──▶ sent ──PUBACK──▶ done                            QoS 1
+                             sent ──PUBREC──▶ released ──PUBCOMP──▶ done      QoS 2
+    sent, released ──new connection──▶ sent again with DUP, PUBREL again      [MQTT-4.4.0-1]
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import i64
+
+from sluice.broker.subscriptions import Share, Subscription
+from sluice.errors import MalformedPacket, ProtocolViolation, QueueError
+from sluice.queues.ports import Publisher
+from sluice.wire.packets import V5, Ack, Publish, Subscribe, SubscriptionRequest, Unsubscribe
+from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL
+from sluice.wire.reasons import (
+    NO_MATCHING_SUBSCRIBERS,
+    NO_SUBSCRIPTION_EXISTED,
+    NOT_AUTHORIZED,
+    PACKET_IDENTIFIER_NOT_FOUND,
+    QOS_NOT_SUPPORTED,
+    QUOTA_EXCEEDED,
+    RECEIVE_MAXIMUM_EXCEEDED,
+    RETAIN_NOT_SUPPORTED,
+    SHARED_SUBSCRIPTIONS_NOT_SUPPORTED,
+    SUCCESS,
+    TOPIC_FILTER_INVALID,
+    TOPIC_NAME_INVALID,
+    UNSPECIFIED_ERROR,
+    WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED,
+)
+from sluice.wire.topics import fault_of_filter, has_wildcard, split_share
+
+if TYPE_CHECKING:
+    from sluice.broker.access import Grant
+    from sluice.broker.connection import Connection
+    from sluice.broker.queue_consumer import QueueConsumer
+    from sluice.broker.router import Router
+    from sluice.queues.delivery import Lease
+    from sluice.queues.keeping import Mail
+
+FILTERS: Final = 3  # in a tag, where the QoS of a publish stands: an answer to SUBSCRIBE or UNSUBSCRIBE
+
+
+class Delivery:
+    """A QoS 1 or 2 message for one session, until the client has acknowledged it."""
+
+    def __init__(self, message: Publish, qos: i64, retain: bool, extra: bytes, share: Share | None) -> None:
+        self.message: Publish = message
+        self.qos: i64 = qos
+        self.retain: bool = retain
+        self.extra: bytes = extra  # encoded properties for this receiver alone
+        self.share: Share | None = share  # where it goes if this session ends before it is done
+        # What a session is charged for it.
+        self.size: i64 = len(message.payload) + len(message.raw) + len(message.topic)
+        self.released: bool = False  # PUBREC has come; PUBCOMP has not
+        self.consumer: QueueConsumer | None = None  # of a message from a queue
+        self.lease: Lease | None = None  # the same, while it is this session's
+        self.sid: int = 0  # of a session that outlives the server: its number,
+        self.mail: Mail | None = None  # and where the message is kept for it
+
+
+class Session(Publisher):
+    def __init__(self, client_id: str, router: Router) -> None:
+        self.client_id: str = client_id
+        self.router: Router = router
+        self.connection: Connection | None = None
+        self.grant: Grant | None = None  # None: everything is allowed
+        self.version: i64 = V5
+        self.expiry: int = 0  # seconds that it outlives its connection
+        self.will: Publish | None = None
+        self.will_delay: int = 0
+        self.gone_at: float = 0.0  # when the last connection ended; 0.0 while there is one
+        self.subscriptions: dict[bytes, Subscription] = {}
+        self.window: i64 = 0  # how many deliveries the client takes unacknowledged
+        self.inflight: dict[int, Delivery] = {}
+        self.waiting: deque[Delivery] | None = None  # made when first needed: most sessions never wait
+        self._unsaid: deque[int] | None = None  # in flight, and to be said again on this connection
+        self.held_bytes: i64 = 0  # of all deliveries, in flight and waiting
+        self.dropped: i64 = 0
+        self._last_id: i64 = 0
+        self._unreleased: set[int] | None = None  # incoming QoS 2 between PUBREC and PUBREL
+        self._unstored: set[int] | None = None  # those of them that the store has not answered for
+        self._unanswered: i64 = 0  # incoming QoS 1 and 2 that wait for the store
+        self.by_queue: dict[str, QueueConsumer] = {}
+        self.queue_requests: dict[
+            bytes, tuple[int, list[str]]
+        ] = {}  # what was asked for, by filter: QoS and options
+        self.sid: int = (
+            0  # the number under which it is kept; 0: it ends with its connection, or with the server
+        )
+        self._unkept: dict[
+            int, tuple[int, list[int], str]
+        ] = {}  # answers to SUBSCRIBE that wait for the store
+
+    # ---- incoming publishes
+
+    def on_publish(self, packet: Publish, connection: Connection) -> None:
+        router = self.router
+        limits = router.limits
+        if packet.alias:
+            connection.resolve_alias(packet)
+        if packet.subscription_ids is not None:
+            raise ProtocolViolation("a client's PUBLISH has a subscription identifier")  # [MQTT-3.3.4-6]
+        qos = packet.qos
+        if qos > limits.max_qos:
+            raise ProtocolViolation("this QoS is not offered here", reason=QOS_NOT_SUPPORTED)
+        if packet.retain:
+            if not limits.retain_available:
+                raise ProtocolViolation("retained messages are not offered here", reason=RETAIN_NOT_SUPPORTED)
+            if packet.topic.count(b"/") >= limits.max_topic_levels:
+                self.refuse(
+                    packet, connection, TOPIC_NAME_INVALID, "the topic has too many levels to be retained"
+                )
+                return
+        if packet.expiry >= 0:
+            packet.expires_at = router.turn.now + float(packet.expiry)
+        if qos == 2 and not self._begin_receipt(packet, connection):
+            return
+        grant = self.grant
+        if grant is not None and not grant.may_publish(packet.topic):
+            self.refuse(packet, connection, NOT_AUTHORIZED, "this client may not publish to this topic")
+            return
+        door = router.door
+        if door is not None and packet.topic[0] == 0x24 and door.takes(packet.topic):
+            door.publish(packet, self, connection)
+        else:
+            self.publish_plain(packet, connection)
+
+    def publish_plain(self, packet: Publish, connection: Connection) -> None:
+        """An ordinary topic: it is with its receivers when this returns, so it is answered at once. Where something of
+        it must be kept (for a queue, a lasting session, later subscribers), the answer waits for the store."""
+        router = self.router
+        kept = router.kept
+        try:
+            taken = router.publish(packet, self)
+        except QueueError as error:
+            self.refuse(packet, connection, QUOTA_EXCEEDED, str(error))
+            return
+        if taken < 0:
+            self.refuse(packet, connection, QUOTA_EXCEEDED, "the server keeps no more retained messages")
+        elif packet.qos > 0 and (router.kept != kept or (packet.qos == 2 and self.sid)):
+            router.answer_when_kept(self, packet)
+        elif packet.qos > 0:
+            reason: i64 = NO_MATCHING_SUBSCRIBERS if taken == 0 else 0
+            connection.acknowledge(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id, reason, "")
+
+    def answer_later(self, packet: Publish) -> None:
+        """The answer to `packet` leaves when the store has it: see `stored`."""
+        self._unanswered += 1
+        if packet.qos == 2:
+            if self._unstored is None:
+                self._unstored = set()
+            self._unstored.add(int(packet.packet_id))
+        if self._unanswered > self.router.limits.receive_maximum and self.version == V5:
+            raise ProtocolViolation(
+                "more messages are unanswered than the server's receive maximum",
+                "Wait for PUBACK or PUBREC before sending more",
+                reason=RECEIVE_MAXIMUM_EXCEEDED,
+            )
+
+    def stored(self, tag: i64) -> None:
+        """The store has what this client published: only now does it hear so. `tag` is packet id and QoS."""
+        packet_id: i64 = tag & 0xFFFF
+        if (tag >> 16) == FILTERS:
+            self._answer_filters(int(packet_id))
+            return
+        self._unanswered -= 1
+        twice = (tag >> 16) == 2
+        if twice and self._unstored is not None:
+            self._unstored.discard(int(packet_id))
+        connection = self.connection
+        if connection is not None:
+            connection.acknowledge(PUBREC if twice else PUBACK, packet_id, 0, "")
+
+    def _begin_receipt(self, packet: Publish, connection: Connection) -> bool:
+        """Exactly once: a QoS 2 message that is here already is acknowledged again and not passed on again."""
+        unreleased = self._unreleased
+        if unreleased is None:
+            unreleased = self._unreleased = set()
+        packet_id = int(packet.packet_id)
+        if packet_id in unreleased:
+            if self._unstored is None or packet_id not in self._unstored:
+                connection.acknowledge(PUBREC, packet.packet_id, 0, "")
+            return False
+        if self.version == V5 and len(unreleased) >= self.router.limits.receive_maximum:
+            raise ProtocolViolation(
+                "more QoS 2 messages are unreleased than the server's receive maximum",
+                "Wait for PUBCOMP before sending more",
+                reason=RECEIVE_MAXIMUM_EXCEEDED,
+            )
+        unreleased.add(packet_id)
+        if self.sid:
+            self.router.note_received(self, packet_id, False)
+        return True
+
+    def refuse(self, packet: Publish, connection: Connection, reason: i64, why: str) -> None:
+        """Answer a publish that was not taken. 3.1.1 has no words for it: no acknowledgement, and the line is cut."""
+        if packet.qos == 2 and self._unreleased is not None:
+            self._unreleased.discard(int(packet.packet_id))
+            if self.sid:
+                self.router.note_received(self, int(packet.packet_id), True)
+        if self.version != V5:
+            connection.end(int(reason), why)
+        elif packet.qos > 0:
+            connection.acknowledge(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id, reason, why)
+
+    # ---- outgoing deliveries
+
+    def takes_now(self) -> bool:
+        """Whether a delivery would leave at once."""
+        connection = self.connection
+        return connection is not None and not connection.choked and len(self.inflight) < self.window
+
+    def deliver(
+        self, message: Publish, qos: i64, retain: bool, extra: bytes, share: Share | None
+    ) -> Delivery | None:
+        """Send `message`, or keep it until it can be sent, or count it as dropped. What is not done with when this
+        returns is the answer."""
+        connection = self.connection
+        if qos == 0:
+            if connection is not None and (
+                connection.choked or not connection.send(message, 0, retain, False, 0, extra)
+            ):
+                self._drop()
+            return None
+        if self.held_bytes >= self.router.limits.max_queued_bytes:
+            self._drop()
+            return None
+        delivery = Delivery(message, qos, retain, extra, share)
+        delivery.sid = self.sid
+        self.held_bytes += delivery.size
+        if connection is None or connection.choked or len(self.inflight) >= self.window or self.waiting:
+            taken = self._wait(delivery)
+        else:
+            taken = self._start(delivery, connection)
+        return delivery if taken else None
+
+    def deliver_lease(self, message: Publish, consumer: QueueConsumer, lease: Lease) -> None:
+        """Send a message from a queue. The consumer was asked whether there is room, so it leaves at once."""
+        connection = self.connection
+        if connection is None:
+            return
+        if message.qos == 0:
+            if not connection.send(message, 0, False, False, 0, consumer.extra):
+                self._drop()
+            elif consumer.by_puback:
+                self.router.take_ack(lease, 0)  # there will be none: sent is done
+            return
+        delivery = Delivery(message, message.qos, False, consumer.extra, None)
+        delivery.consumer = consumer
+        delivery.lease = lease
+        self.held_bytes += delivery.size
+        self._start(delivery, connection)
+
+    def forget_lease(self, lease: Lease) -> None:
+        """A delivery from a queue is not this session's any more: an answer to it counts for the line only."""
+        for delivery in self.inflight.values():
+            if delivery.lease is lease:
+                delivery.lease = None
+                return
+
+    def _wait(self, delivery: Delivery) -> bool:
+        waiting = self.waiting
+        if waiting is None:
+            waiting = self.waiting = deque()
+        if len(waiting) < self.router.limits.max_queued_messages:
+            waiting.append(delivery)
+            return True
+        self._give_up(delivery)
+        return False
+
+    def _start(self, delivery: Delivery, connection: Connection) -> bool:
+        packet_id: i64 = self._last_id + 1
+        if packet_id > 65_535:
+            packet_id = 1
+        while int(packet_id) in self.inflight:
+            packet_id = packet_id + 1 if packet_id < 65_535 else 1
+        self._last_id = packet_id
+        if connection.send(delivery.message, delivery.qos, delivery.retain, False, packet_id, delivery.extra):
+            self.inflight[int(packet_id)] = delivery
+            return True
+        self._give_up(delivery)
+        return False
+
+    def _give_up(self, delivery: Delivery) -> None:
+        """It cannot be delivered: too late, too large, or one too many."""
+        self._let_go(delivery)
+        self._drop()
+
+    def _let_go(self, delivery: Delivery) -> None:
+        """A delivery is done with, one way or the other."""
+        self.held_bytes -= delivery.size
+        if delivery.mail is not None:
+            self.router.unkeep(delivery)
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        self.router.counters.publishes_dropped += 1
+
+    def pump(self) -> None:
+        """Send what waits, as far as the window and the line allow; first of all what is to be said again."""
+        connection = self.connection
+        if connection is None:
+            return
+        if self._unsaid is not None:
+            self._say_again(self._unsaid, connection)
+        waiting = self.waiting
+        if waiting is None or self._unsaid is not None:
+            return
+        now = self.router.turn.now
+        while waiting and len(self.inflight) < self.window and not connection.choked:
+            delivery = waiting.popleft()
+            expires_at = delivery.message.expires_at
+            if expires_at != 0.0 and expires_at <= now:
+                self._give_up(delivery)
+            else:
+                self._start(delivery, connection)
+
+    def _say_again(self, unsaid: deque[int], connection: Connection) -> None:
+        """What an earlier connection left unacknowledged, in the order it was first said [MQTT-4.4.0-1], and never more
+        of it at once than this connection takes [MQTT-3.3.4-9]."""
+        while unsaid and len(self.inflight) - len(unsaid) < self.window and not connection.choked:
+            key = unsaid.popleft()
+            delivery = self.inflight[key]
+            packet_id: i64 = key
+            if delivery.released:
+                connection.acknowledge(PUBREL, packet_id, 0, "")
+            elif not connection.send(
+                delivery.message, delivery.qos, delivery.retain, True, packet_id, delivery.extra
+            ):
+                del self.inflight[key]
+                self._give_up(delivery)
+        if not unsaid:
+            self._unsaid = None
+
+    def on_puback(self, packet_id: i64, reason: i64) -> None:
+        """PUBACK, with success or with an error: either way the client is done with it [MQTT-4.3.2-5]."""
+        delivery = self.inflight.get(int(packet_id))
+        if delivery is None or delivery.qos != 1:
+            if packet_id == 0:
+                raise MalformedPacket("an acknowledgement has packet identifier 0")  # [MQTT-2.2.1-3]
+            return  # answered before the reconnect and again after it: harmless
+        self._finish(packet_id, delivery)
+        consumer = delivery.consumer
+        if consumer is not None:
+            lease = delivery.lease
+            if consumer.by_puback and lease is not None:
+                self.router.take_ack(lease, reason)
+            else:
+                self.router.feed(consumer)
+
+    def on_ack(self, packet: Ack, connection: Connection) -> None:
+        """PUBREC, PUBREL and PUBCOMP: the rest of QoS 2, both ways."""
+        key = int(packet.packet_id)
+        if packet.kind == PUBREL:
+            known = self._unreleased is not None and key in self._unreleased
+            if known and self._unreleased is not None:
+                self._unreleased.discard(key)
+                if self.sid:
+                    self.router.note_received(self, key, True)
+            connection.acknowledge(PUBCOMP, packet.packet_id, 0 if known else PACKET_IDENTIFIER_NOT_FOUND, "")
+            return
+        delivery = self.inflight.get(key)
+        if delivery is None or delivery.qos != 2:
+            if packet.kind == PUBREC and packet.reason < 0x80:
+                connection.acknowledge(PUBREL, packet.packet_id, PACKET_IDENTIFIER_NOT_FOUND, "")
+            return
+        if packet.kind == PUBREC and packet.reason < 0x80:
+            delivery.released = True
+            connection.acknowledge(PUBREL, packet.packet_id, 0, "")
+        elif packet.kind == PUBREC or delivery.released:
+            self._finish(packet.packet_id, delivery)
+
+    def _finish(self, packet_id: i64, delivery: Delivery) -> None:
+        del self.inflight[int(packet_id)]
+        self._let_go(delivery)
+        if self._unsaid is not None and int(packet_id) in self._unsaid:
+            self._unsaid.remove(int(packet_id))  # acknowledged from what the last connection had said
+        if self.waiting or self._unsaid is not None:
+            self.pump()
+
+    # ---- subscriptions
+
+    def on_subscribe(self, packet: Subscribe, connection: Connection) -> None:
+        identifier = 0
+        if packet.properties is not None and packet.properties.subscription_ids:
+            identifier = packet.properties.subscription_ids[0]
+        reasons: list[int] = []
+        why = ""
+        made: list[tuple[Subscription, bool]] = []
+        door = self.router.door
+        for request in packet.requests:
+            reason, text = self._judge(request)
+            if reason < 0x80 and door is not None and request.topic_filter.startswith(b"$queue/"):
+                if not request.topic_filter.startswith(b"$queue/responses/"):
+                    reason, text = door.subscribe(self, request, packet.properties, identifier)
+                    reasons.append(reason)
+                    why = why or text
+                    continue
+            if reason < 0x80:
+                if door is not None and request.topic_filter.startswith(b"$admin/"):
+                    door.watch()
+                subscription = Subscription(
+                    self,
+                    request.topic_filter,
+                    reason,
+                    request.no_local,
+                    request.retain_as_published,
+                    request.retain_handling,
+                    identifier,
+                )
+                made.append((subscription, self.router.subscribe(subscription)))
+            reasons.append(reason)
+            why = why or text
+        self._changed(connection, 0x90, packet.packet_id, reasons, why)
+        for subscription, new in made:
+            self.router.send_retained(subscription, new)
+
+    def _judge(self, request: SubscriptionRequest) -> tuple[int, str]:
+        """The granted QoS, or the reason why this filter is refused and the words that go with it."""
+        limits = self.router.limits
+        topic_filter = request.topic_filter
+        fault = fault_of_filter(topic_filter, limits.max_topic_levels)
+        if fault:
+            return TOPIC_FILTER_INVALID, fault
+        group, inner = split_share(topic_filter)
+        if group and request.no_local:
+            raise ProtocolViolation("a shared subscription asks for no local")  # [MQTT-3.8.3-4]
+        if group and not limits.shared_subscriptions:
+            return SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, "shared subscriptions are not offered here"
+        if has_wildcard(inner) and not limits.wildcard_subscriptions:
+            return WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED, "wildcards are not offered here"
+        if inner in limits.refused_filters:
+            return UNSPECIFIED_ERROR, "the server's configuration refuses this filter to everybody"
+        if self.grant is not None and not self.grant.may_subscribe(topic_filter):
+            return NOT_AUTHORIZED, "this client may not subscribe to this filter"
+        if len(self.subscriptions) >= limits.max_subscriptions and topic_filter not in self.subscriptions:
+            return QUOTA_EXCEEDED, f"a client has at most {limits.max_subscriptions} subscriptions here"
+        return min(request.qos, int(limits.max_qos)), ""
+
+    def on_unsubscribe(self, packet: Unsubscribe, connection: Connection) -> None:
+        reasons: list[int] = []
+        for topic_filter in packet.filters:
+            known = self.router.unsubscribe(self, topic_filter)
+            if not known and self.router.door is not None:
+                known = self.router.door.unsubscribe(self, topic_filter)
+            reasons.append(SUCCESS if known else NO_SUBSCRIPTION_EXISTED)
+        self._changed(connection, 0xB0, packet.packet_id, reasons if self.version == V5 else [], "")
+
+    def _changed(
+        self, connection: Connection, head: int, packet_id: int, reasons: list[int], why: str
+    ) -> None:
+        """Subscriptions have changed: a lasting session answers when that is kept."""
+        if self.sid and self.router.keeper is not None:
+            self._unkept[packet_id] = (head, reasons, why)
+            self.router.keep_session(self, packet_id | (FILTERS << 16))
+        else:
+            connection.answer_filters(head, packet_id, reasons, why)
+
+    def _answer_filters(self, packet_id: int) -> None:
+        head, reasons, why = self._unkept.pop(packet_id, (0, [], ""))
+        if head and self.connection is not None:
+            self.connection.answer_filters(head, packet_id, reasons, why)
+
+    # ---- coming and going
+
+    def attach(self, connection: Connection) -> None:
+        """A connection for this session: it is told again what was not acknowledged, and then what waits."""
+        self.connection = connection
+        self.gone_at = 0.0
+        void = [key for key, one in self.inflight.items() if one.consumer is not None and one.lease is None]
+        for key in void:  # from a queue, and with another consumer by now
+            self._let_go(self.inflight.pop(key))
+        self._unsaid = deque(self.inflight) if self.inflight else None
+        self.pump()
+        if self.by_queue and self.router.door is not None:
+            self.router.door.resumed(self)
+
+    def restore_waiting(self, delivery: Delivery) -> None:
+        """After a restart: a message that waits for this session."""
+        if self.waiting is None:
+            self.waiting = deque()
+        self.waiting.append(delivery)
+        self.held_bytes += delivery.size
+
+    def restore_received(self, packet_ids: set[int]) -> None:
+        """After a restart: QoS 2 messages that have come in and are not released."""
+        self._unreleased = set(packet_ids)
+
+    def take_back(self) -> list[Delivery]:
+        """All deliveries of a session that ends, so that shared ones can go to another member."""
+        # QoS 2 never changes hands [MQTT-4.8.2-5].
+        given = [one for one in self.inflight.values() if one.qos == 1]
+        if self.waiting is not None:
+            given.extend(self.waiting)
+        for one in (*self.inflight.values(), *(self.waiting or ())):
+            self._let_go(one)
+        self.inflight.clear()
+        self.waiting = None
+        self._unsaid = None
+        self.held_bytes = 0
+        self._unreleased = None
+        return given

@@ -1,0 +1,120 @@
+"""A message in a queue, and the bytes it is kept as.
+
+It knows nothing of MQTT: what the publisher attached travels as opaque bytes (`props`), what Sluice attaches (where a
+dead letter came from, for one) as pairs of names and values (`headers`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from librt.strings import (
+    BytesWriter,
+    read_i16_be,
+    read_i32_le,
+    read_i64_le,
+    write_i16_be,
+    write_i32_le,
+    write_i64_le,
+)
+from mypy_extensions import i16, i32, i64
+
+# The flags of a kept message. The low four bits are its priority.
+PRIORITY_BITS: Final = 0x0F
+DELAYED: Final = 0x10  # not before the time in its header
+TARGETED: Final = 0x20  # for one group alone
+COMPRESSED: Final = 0x40
+
+
+class Message:
+    def __init__(self, payload: bytes, props: bytes = b"", key: bytes = b"", message_id: bytes = b"") -> None:
+        self.payload: bytes = payload
+        self.props: bytes = props
+        self.key: bytes = key
+        self.id: bytes = (
+            message_id  # the publisher's own; empty: the queue names it by partition and sequence
+        )
+        self.topic: bytes = b""  # of a captured message: where it was published
+        self.headers: bytes = b""
+        self.priority: i64 = 0
+        self.deliver_at: i64 = 0  # milliseconds since 1970; 0: at once
+        self.expires: i64 = 0  # seconds since 1970; 0: never
+        self.enqueued_at: i64 = 0  # milliseconds since 1970
+
+    def size(self) -> i64:
+        """About how much memory it costs."""
+        return 200 + len(self.payload) + len(self.props) + len(self.headers) + len(self.key) + len(self.topic)
+
+
+def encode_body(message: Message, payload: bytes) -> bytes:
+    """What stands behind the header of its record; `payload` is the message's own or a compressed form of it."""
+    out = BytesWriter()
+    write_i64_le(out, message.enqueued_at)
+    write_i32_le(out, i32(len(message.id)))
+    write_i32_le(out, i32(len(message.key)))
+    write_i32_le(out, i32(len(message.topic)))
+    write_i32_le(out, i32(len(message.props)))
+    write_i32_le(out, i32(len(message.headers)))
+    out.write(message.id)
+    out.write(message.key)
+    out.write(message.topic)
+    out.write(message.props)
+    out.write(message.headers)
+    out.write(payload)
+    return out.getvalue()
+
+
+def decode_body(body: bytes) -> Message:
+    """The message of a body that `encode_body` made; its payload as it was kept."""
+    at: i64 = 28
+    end: i64 = at + i64(read_i32_le(body, 8))
+    message_id = body[at:end]
+    at = end
+    end = at + i64(read_i32_le(body, 12))
+    key = body[at:end]
+    at = end
+    end = at + i64(read_i32_le(body, 16))
+    topic = body[at:end]
+    at = end
+    end = at + i64(read_i32_le(body, 20))
+    props = body[at:end]
+    at = end
+    end = at + i64(read_i32_le(body, 24))
+    message = Message(body[end:], props, key, message_id)
+    message.topic = topic
+    message.headers = body[at:end]
+    message.enqueued_at = read_i64_le(body, 0)
+    return message
+
+
+def encode_header(name: str, value: str) -> bytes:
+    """One pair of `headers`: each text behind its length, so that pairs can simply follow one another."""
+    out = BytesWriter()
+    for text in (name.encode(), value.encode()[:0x7FFF]):
+        write_i16_be(out, i16(len(text)))
+        out.write(text)
+    return out.getvalue()
+
+
+def decode_headers(headers: bytes) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    at: i64 = 0
+    while at < len(headers):
+        size: i64 = i64(read_i16_be(headers, at))
+        name = headers[at + 2 : at + 2 + size]
+        at += 2 + size
+        size = i64(read_i16_be(headers, at))
+        pairs.append((name.decode(), headers[at + 2 : at + 2 + size].decode()))
+        at += 2 + size
+    return pairs
+
+
+def fnv1a32(key: bytes) -> i64:
+    """The hash that places a key: FNV-1a over its bytes, 32 bits."""
+    value: i64 = 0x811C9DC5
+    at: i64 = 0
+    size: i64 = len(key)
+    while at < size:
+        value = ((value ^ i64(key[at])) * 0x01000193) & 0xFFFF_FFFF
+        at += 1
+    return value

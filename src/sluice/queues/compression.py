@@ -1,0 +1,19 @@
+"""Payloads made smaller with Zstandard, for queues that say so."""
+
+from __future__ import annotations
+
+import zstandard
+
+from sluice.queues.engine import Codec
+
+
+class ZstdCodec(Codec):
+    def __init__(self, level: int = 3) -> None:
+        self._compressor = zstandard.ZstdCompressor(level=level)
+        self._decompressor = zstandard.ZstdDecompressor()
+
+    def compress(self, data: bytes) -> bytes:
+        return self._compressor.compress(data)
+
+    def decompress(self, data: bytes) -> bytes:
+        return self._decompressor.decompress(data)

@@ -1,0 +1,237 @@
+"""A queue's configuration as people write it (product section 6): JSON or TOML in, `Rules` out, refusals in words.
+
+What is not given has its default. A change names only what changes. Unknown keys and impossible values are refused with
+the key's name and the allowed range.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ValidationError, model_validator
+
+from sluice.errors import InvalidQueueConfig
+from sluice.fields import Seconds, Section, lasting, number, rule_of
+from sluice.notation import show_duration
+from sluice.queues.names import DEAD_LETTERS, fault_of_name
+from sluice.queues.rules import ANY_ORDER, DEAD_LETTER, DROP_OLDEST, PER_KEY, REJECT, STRICT, Rules
+
+YEAR: Final = 31_536_000.0
+ORDERINGS: Final = {"none": ANY_ORDER, "partition": PER_KEY, "strict": STRICT}
+OVERFLOWS: Final = {"reject": REJECT, "drop-oldest": DROP_OLDEST, "dead-letter": DEAD_LETTER}
+
+
+def _queue_name(value: str) -> str:
+    fault = fault_of_name(value.removeprefix("$queue/"))
+    if fault:
+        raise ValueError(f"names a queue that cannot be: {fault}")
+    return value.removeprefix("$queue/")
+
+
+def _webhook(value: str) -> str:
+    if not value.startswith(("http://", "https://")):
+        raise ValueError("must be an http:// or https:// address")
+    return value
+
+
+QueueName = Annotated[str, AfterValidator(_queue_name)]
+
+
+class Binding(Section):
+    """A plain topic filter whose messages the queue keeps a copy of, all of them or those with these headers."""
+
+    topic: str
+    headers: dict[str, str] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: object) -> object:
+        return {"topic": value} if isinstance(value, str) else value
+
+
+class RetryPolicy(Section):
+    max_retries: Annotated[int, number(0, 2**31)] = 10
+    initial_backoff: Annotated[Seconds, lasting(0, YEAR)] = 5.0
+    max_backoff: Annotated[Seconds, lasting(0, YEAR)] = 300.0
+    backoff_multiplier: Annotated[float, number(1, 1000)] = 2.0
+    total_timeout: Annotated[Seconds, lasting(0, 100 * YEAR)] = 10_800.0
+    jitter: Annotated[float, number(0, 1)] = 0.0
+
+
+class DeadLetterConfig(Section):
+    enabled: bool = True
+    topic: QueueName | None = None  # None: dlq/<name>
+    invalid_topic: QueueName | None = None
+    alert_webhook: Annotated[str, AfterValidator(_webhook)] | None = None
+
+
+class QueueLimits(Section):
+    max_message_size: Annotated[int, number(1, 268_435_455)] = 1_048_576
+    max_queue_depth: Annotated[int, number(1)] = 100_000
+    message_ttl: Annotated[Seconds, lasting(0, 100 * YEAR)] = 604_800.0
+    retention: Annotated[Seconds, lasting(0, 100 * YEAR)] = 0.0
+    overflow: Literal["reject", "drop-oldest", "dead-letter"] = "reject"
+    on_expiry: Literal["drop", "dead-letter"] = "drop"
+    dedup_window: Annotated[Seconds, lasting(0, 86_400)] = 120.0
+
+
+class Performance(Section):
+    delivery_timeout: Annotated[Seconds, lasting(0.01, YEAR)] = 30.0
+    batch_size: Annotated[int, number(1, 65_535)] = 1
+    prefetch: Annotated[int, number(1, 65_535)] = 100
+    compression: Literal["none", "zstd"] = "none"
+    durability: Literal["sync", "interval"] = "sync"
+
+
+class QueueConfig(Section):
+    name: QueueName
+    partitions: Annotated[int, number(1, 4096)] = 10
+    ordering: Literal["none", "partition", "strict"] = "partition"
+    type: Literal["work", "compacted"] = "work"
+    bindings: list[Binding] = []
+    retry_policy: RetryPolicy = RetryPolicy()
+    dlq_config: DeadLetterConfig = DeadLetterConfig()
+    limits: QueueLimits = QueueLimits()
+    performance: Performance = Performance()
+    schema_: dict[str, object] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _schema_key(cls, value: object) -> object:
+        """The key is `schema`; pydantic's models have a method of that name already."""
+        if isinstance(value, Mapping) and "schema" in value:
+            value = {**value, "schema_": value["schema"]}
+            del value["schema"]
+        return value
+
+    def rules(self) -> Rules:
+        """The same as plain numbers."""
+        rules = Rules(self.name)
+        rules.partitions = 1 if self.ordering == "strict" else self.partitions
+        rules.ordering = ORDERINGS[self.ordering]
+        rules.compacted = self.type == "compacted"
+        rules.bindings = [binding.topic for binding in self.bindings]
+        retry = self.retry_policy
+        rules.max_retries = retry.max_retries
+        rules.initial_backoff = retry.initial_backoff
+        rules.max_backoff = retry.max_backoff
+        rules.backoff_multiplier = retry.backoff_multiplier
+        rules.total_timeout = retry.total_timeout
+        rules.jitter = retry.jitter
+        dlq = self.dlq_config
+        rules.dlq_enabled = dlq.enabled
+        rules.dlq_name = dlq.topic or DEAD_LETTERS + self.name
+        rules.invalid_name = dlq.invalid_topic or ""
+        rules.alert_webhook = dlq.alert_webhook or ""
+        limits = self.limits
+        rules.max_message_size = limits.max_message_size
+        rules.max_depth = limits.max_queue_depth
+        rules.message_ttl = limits.message_ttl
+        rules.retention = limits.retention
+        rules.overflow = OVERFLOWS[limits.overflow]
+        rules.expired_to_dlq = limits.on_expiry == "dead-letter"
+        rules.dedup_window = limits.dedup_window
+        performance = self.performance
+        rules.delivery_timeout = performance.delivery_timeout
+        rules.batch_size = performance.batch_size
+        rules.prefetch = performance.prefetch
+        rules.compress = performance.compression == "zstd"
+        rules.sync = performance.durability == "sync"
+        rules.schema = json.dumps(self.schema_) if self.schema_ is not None else ""
+        return rules
+
+    def shown(self) -> dict[str, object]:
+        """As people write it: durations with their units, the schema under its own name."""
+        shown = _shown(self)
+        schema = shown.pop("schema_")
+        if schema is not None:
+            shown["schema"] = schema
+        return shown
+
+    def text(self) -> str:
+        """The form that is kept with the queue."""
+        return json.dumps(self.shown(), separators=(",", ":"))
+
+
+def _shown(model: BaseModel) -> dict[str, object]:
+    """A model as JSON values, durations as their notation."""
+    values: dict[str, object] = {}
+    for key, field in type(model).model_fields.items():
+        value = getattr(model, key)
+        if isinstance(value, BaseModel):
+            values[key] = _shown(value)
+        elif isinstance(value, list):
+            values[key] = [_shown(one) if isinstance(one, BaseModel) else one for one in value]
+        elif isinstance(value, float) and any("parse_duration" in repr(check) for check in field.metadata):
+            values[key] = show_duration(value)
+        else:
+            values[key] = value
+    return values
+
+
+# Where a dead-letter queue differs: what is in it is not thrown away by itself, however often it is looked at.
+DEAD_LETTER_DEFAULTS: Final[dict[str, object]] = {
+    "retry_policy": {"max_retries": 2**31, "total_timeout": "36500d"},
+    "dlq_config": {"enabled": False},
+    "limits": {"message_ttl": "0s"},
+}
+
+
+def read_config(given: object, name: str = "", base: QueueConfig | None = None) -> QueueConfig:
+    """Read a configuration; with `base`, what is not given stays as it is there."""
+    if not isinstance(given, Mapping):
+        raise InvalidQueueConfig(
+            "a queue's configuration is a JSON object", 'Write it as {"name": "tasks/image", "partitions": 4}'
+        )
+    told: dict[str, object] = dict(given)
+    if name:
+        if told.get("name", name) not in (name, f"$queue/{name}"):
+            raise InvalidQueueConfig(
+                f"name is {told['name']!r}, but this is queue {name!r}", "Leave name out"
+            )
+        told["name"] = name
+    if base is not None:
+        told = _merged(base.shown(), told)
+    elif isinstance(told.get("name"), str) and str(told["name"]).removeprefix("$queue/").startswith(
+        DEAD_LETTERS
+    ):
+        told = _merged(DEAD_LETTER_DEFAULTS, told)
+    try:
+        return QueueConfig.model_validate(told)
+    except ValidationError as fault:
+        problems = "; ".join(_problem(error) for error in fault.errors())
+        raise InvalidQueueConfig(
+            f"the configuration of queue {told.get('name', '')!r} cannot be used: {problems}"
+        ) from None
+
+
+def _merged(base: Mapping[str, object], change: Mapping[str, object]) -> dict[str, object]:
+    merged = dict(base)
+    for key, value in change.items():
+        before = merged.get(key)
+        both = isinstance(before, Mapping) and isinstance(value, Mapping) and key != "schema"
+        merged[key] = _merged(before, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _problem(error: object) -> str:
+    """One fault as a sentence: the key, what is allowed."""
+    details: dict[str, object] = dict(error)  # type: ignore[call-overload]
+    location = [str(part) for part in details["loc"]]  # type: ignore[attr-defined]
+    key = ".".join(location).replace("schema_", "schema")
+    if details["type"] == "extra_forbidden":
+        return f"{key} is not a key of a queue's configuration"
+    if details["type"] == "missing":
+        return f"{key} is missing"
+    model: type[BaseModel] | None = QueueConfig
+    metadata: list[object] = []
+    for part in location:
+        field = model.model_fields.get(part) if model is not None else None
+        if field is None:
+            break
+        metadata = field.metadata
+        kind = field.annotation
+        model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+    return f"{key} {rule_of(error, metadata)}"  # type: ignore[arg-type]

@@ -1,0 +1,204 @@
+"""The frame that is being made: what the engine has decided since the last commit, as records.
+
+Messages go in as they come. Settled sequences are gathered per group and partition and written once, when the frame is
+closed: a thousand acknowledgements are a handful of notes. A receipt is kept for whoever must hear of the commit; it is
+answered when the store has said `done`, and by nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, write_i64_le
+from mypy_extensions import i32, i64
+
+from sluice.store.protocol import MESSAGE, NOTE, write_record
+
+if TYPE_CHECKING:
+    from sluice.queues.cursor import Cursor
+    from sluice.queues.keeping import Keeping
+    from sluice.queues.partition import Partition
+    from sluice.queues.ports import Publisher
+
+# The notes: what changed, in the first byte of the body.
+QUEUE_MADE: Final = 1  # qid, first pid of the partitions added, count; JSON: name, configuration, gate
+QUEUE_GONE: Final = 2  # qid
+GROUP_MADE: Final = 3  # qid, gid; name, then the floor of each partition
+GROUP_GONE: Final = 4  # gid
+SETTLED: Final = 5  # gid, pid; how, then ranges of sequences
+RETRY: Final = 6  # gid, pid; seq, failures, attempt, due, first delivery
+REMOVED: Final = 7  # pid; how, then ranges: for all groups (purged, expired, overflow)
+SOUGHT: Final = 8  # gid; floor of each partition
+
+# How a message was settled.
+ACKED: Final = 0
+DEAD: Final = 1
+EXPIRED: Final = 2
+PURGED: Final = 3
+
+
+class Frame:
+    """A closed frame on its way to the store, and what follows from its commit."""
+
+    def __init__(self, data: bytes, count: i64, sync: bool) -> None:
+        self.data: bytes = data
+        self.count: i64 = count
+        self.sync: bool = sync
+        self.publishers: list[Publisher] = []
+        self.tags: list[int] = []
+        self.partitions: list[Partition] = []
+        self.reached: list[int] = []  # for each of them the sequence up to which this frame goes
+
+
+class Journal:
+    def __init__(self) -> None:
+        self._out = BytesWriter()
+        self._count: i64 = 0
+        self._sync: bool = False
+        self._base: i64 = 0  # address of the frame's first record
+        self._publishers: list[Publisher] = []
+        self._tags: list[int] = []
+        self._partitions: list[Partition] = []
+        self._dirty: list[Cursor] = []
+        self.note_last: Keeping | None = None  # has a note to write when the frame is closed
+
+    def begin(self, base: i64) -> None:
+        """The store says where the frame under construction will stand. Before its first record is written."""
+        self._base = base
+
+    def waits(self) -> bool:
+        """Whether there is anything to commit."""
+        return self._count > 0 or len(self._dirty) > 0 or len(self._tags) > 0 or self.note_last is not None
+
+    def hurries(self) -> bool:
+        """Whether somebody waits for the commit, or a crash could lose more than a settlement. Settlements alone can
+        ride with what comes next: one that is lost is a redelivery."""
+        return self._sync or len(self._tags) > 0 or len(self._out) > 1_048_576
+
+    def add_message(
+        self,
+        partition: Partition,
+        flags: i64,
+        seq: i64,
+        key: i64,
+        expires: i64,
+        time: i64,
+        body: bytes,
+        sync: bool,
+    ) -> i64:
+        """Write a message; the address it will have."""
+        address: i64 = self._base + len(self._out)
+        write_record(self._out, MESSAGE, flags, partition.pid, seq, key, expires, time, body)
+        self._count += 1
+        if sync:
+            self._sync = True
+        if not partition.touched:
+            partition.touched = True
+            self._partitions.append(partition)
+        return address
+
+    def add_kept(self, pid: i64, seq: i64, expires: i64, time: i64, body: bytes) -> i64:
+        """Write a record that belongs to no queue (see `keeping`); the address it will have."""
+        address: i64 = self._base + len(self._out)
+        write_record(self._out, MESSAGE, 0, pid, seq, 0, expires, time, body)
+        self._count += 1
+        self._sync = True
+        return address
+
+    def add_note(self, body: bytes, now_ms: i64, sync: bool) -> None:
+        write_record(self._out, NOTE, 0, 0, 0, 0, 0, now_ms, body)
+        self._count += 1
+        if sync:
+            self._sync = True
+
+    def add_receipt(self, publisher: Publisher, tag: i64) -> None:
+        self._publishers.append(publisher)
+        self._tags.append(int(tag))
+
+    def add_dirty(self, cursor: Cursor) -> None:
+        self._dirty.append(cursor)
+
+    def close(self, now_ms: i64) -> Frame:
+        """End the frame: gathered settlements become notes, and a new frame begins (see `begin`)."""
+        for cursor in self._dirty:
+            cursor.write_settled(self, now_ms)
+        self._dirty = []
+        if self.note_last is not None:
+            self.note_last.write_done(now_ms)
+            self.note_last = None
+        frame = Frame(self._out.getvalue(), self._count, self._sync)
+        frame.publishers = self._publishers
+        frame.tags = self._tags
+        frame.partitions = self._partitions
+        for partition in self._partitions:
+            partition.touched = False
+            frame.reached.append(int(partition.next))
+        self._out = BytesWriter()
+        self._count = 0
+        self._sync = False
+        self._publishers = []
+        self._tags = []
+        self._partitions = []
+        return frame
+
+
+class Note:
+    """A cursor over the body of a note: the fields in the order in which they were put."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body: bytes = body
+        self._at: i64 = 1
+        self.what: i64 = body[0]
+
+    def number(self) -> i64:
+        value = read_i64_le(self._body, self._at)
+        self._at += 8
+        return value
+
+    def real(self) -> float:
+        return float(self.number()) / 1000.0
+
+    def text(self) -> str:
+        size: i64 = i64(read_i32_le(self._body, self._at))
+        self._at += 4
+        value = self._body[self._at : self._at + size]
+        self._at += size
+        return value.decode()
+
+    def more(self) -> bool:
+        return self._at < len(self._body)
+
+
+class NoteWriter:
+    def __init__(self, what: i64) -> None:
+        self._out = BytesWriter()
+        self._out.append(int(what))
+
+    def number(self, value: i64) -> None:
+        write_i64_le(self._out, value)
+
+    def real(self, seconds: float) -> None:
+        """A time or a duration, kept in milliseconds."""
+        write_i64_le(self._out, int(seconds * 1000.0))
+
+    def text(self, value: str) -> None:
+        data = value.encode()
+        write_i32_le(self._out, i32(len(data)))
+        self._out.write(data)
+
+    def ranges(self, sequences: list[int]) -> None:
+        """Sorted sequences as (first, count) pairs, to the end of the note."""
+        sequences.sort()
+        at: i64 = 0
+        size: i64 = len(sequences)
+        while at < size:
+            first: i64 = sequences[at]
+            count: i64 = 1
+            while at + count < size and sequences[at + count] == first + count:
+                count += 1
+            write_i64_le(self._out, first)
+            write_i64_le(self._out, count)
+            at += count
+
+    def value(self) -> bytes:
+        return self._out.getvalue()

@@ -1,0 +1,78 @@
+"""What queues and messages are called."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from librt.strings import BytesWriter
+from mypy_extensions import i64
+
+DEAD_LETTERS: Final = "dlq/"
+RESPONSES: Final = "responses/"
+
+_HEX: Final = b"0123456789abcdef"
+
+
+def fault_of_name(name: str) -> str:
+    """Why a queue cannot have this name; the empty string when it can."""
+    if not name or any(not level for level in name.split("/")):
+        return "a queue name has one or more levels, none of them empty"
+    if any(character in name for character in "+#$"):
+        return "a queue name has no +, # or $"
+    if len(name.encode()) > 1024:
+        return "a queue name has at most 1,024 bytes"
+    if name in ("dlq", "responses"):
+        return f"{name} is reserved: queues below it belong to other queues"
+    return ""
+
+
+def write_hex(out: BytesWriter, value: i64) -> None:
+    shift: i64 = 0
+    while shift < 60 and (value >> (shift + 4)) != 0:
+        shift += 4
+    while shift >= 0:
+        out.append(_HEX[(value >> shift) & 15])
+        shift -= 4
+
+
+def message_id(pid: i64, seq: i64) -> bytes:
+    """The id of a message whose publisher gave it none: unique in its store for ever."""
+    out = BytesWriter()
+    write_hex(out, pid)
+    out.append(0x2D)
+    write_hex(out, seq)
+    return out.getvalue()
+
+
+def parse_message_id(text: bytes) -> tuple[i64, i64]:
+    """(pid, seq) of an id made here; (-1, -1) when it is not one."""
+    pid: i64 = 0
+    seq: i64 = 0
+    digits: i64 = 0
+    at: i64 = 0
+    size: i64 = len(text)
+    behind = False
+    while at < size:
+        byte: i64 = text[at]
+        at += 1
+        digit: i64
+        if 0x30 <= byte <= 0x39:
+            digit = byte - 0x30
+        elif 0x61 <= byte <= 0x66:
+            digit = byte - 0x57
+        elif byte == 0x2D and not behind and digits:
+            behind = True
+            digits = 0
+            continue
+        else:
+            return -1, -1
+        digits += 1
+        if digits > 15:
+            return -1, -1
+        if behind:
+            seq = seq << 4 | digit
+        else:
+            pid = pid << 4 | digit
+    if not behind or not digits:
+        return -1, -1
+    return pid, seq

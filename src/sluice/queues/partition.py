@@ -1,0 +1,248 @@
+"""One partition of a queue: which messages it holds, and where the store keeps them.
+
+What is known of each message in memory is 23 bytes in columns of native integers (`Block`), so that a million waiting
+messages cost some 25 MB; bodies are on disk, and in a cache while they are young. Sequences are never reused: a message
+is `(pid, seq)` for ever.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from librt.vecs import append, vec
+from mypy_extensions import i16, i32, i64, u8
+
+from sluice.message import PRIORITY_BITS, Message
+
+if TYPE_CHECKING:
+    from sluice.queues.cursor import Cursor
+    from sluice.queues.queue import Queue
+
+BLOCK_BITS: Final = 9
+BLOCK: Final = 512
+GONE: Final = -1  # the address of a message that is not kept any more
+
+
+class Block:
+    """Up to 512 messages with consecutive sequences, a column for each fact."""
+
+    def __init__(self) -> None:
+        self.address: vec[i64] = vec[i64]()
+        self.size: vec[i32] = vec[i32]()
+        self.key: vec[i32] = vec[i32]()
+        self.expires: vec[i32] = vec[i32]()
+        self.flags: vec[u8] = vec[u8]()
+        self.left: vec[i16] = vec[i16]()  # groups that have not settled it yet
+        self.live: i64 = 0
+        self.time: i64 = 0  # of its first message, in milliseconds
+
+    def add(self, address: i64, size: i64, key: i64, expires: i64, flags: i64, left: i64) -> None:
+        self.address = append(self.address, address)
+        self.size = append(self.size, i32(size))
+        self.key = append(self.key, i32(key if key < 0x8000_0000 else key - 0x1_0000_0000))
+        self.expires = append(
+            self.expires, i32(expires if expires < 0x8000_0000 else expires - 0x1_0000_0000)
+        )
+        self.flags = append(self.flags, u8(flags))
+        self.left = append(self.left, i16(left))
+        if address != GONE:
+            self.live += 1
+
+    def put(self, at: i64, address: i64, size: i64, key: i64, expires: i64, flags: i64, left: i64) -> None:
+        """The same for a place that was passed over before."""
+        self.address[at] = address
+        self.size[at] = i32(size)
+        self.key[at] = i32(key if key < 0x8000_0000 else key - 0x1_0000_0000)
+        self.expires[at] = i32(expires if expires < 0x8000_0000 else expires - 0x1_0000_0000)
+        self.flags[at] = u8(flags)
+        self.left[at] = i16(left)
+        self.live += 1
+
+
+class Partition:
+    def __init__(self, queue: Queue, pid: i64, number: i64) -> None:
+        self.queue: Queue = queue
+        self.pid: i64 = pid
+        self.number: i64 = number
+        self.next: i64 = 0  # the sequence of the next message
+        self.committed: i64 = 0  # messages below this are durable, and may be delivered
+        self.live: i64 = 0
+        self.cursors: list[Cursor] = []
+        self.young: dict[int, Message] = {}  # bodies that need no read
+        self.targets: dict[int, int] = {}  # messages for one group alone, and its number
+        self.delayed: set[int] = set()  # messages whose time has not come
+        self.touched: bool = False  # has messages in the frame that is being made
+        self.expiry_set: i64 = 0  # when the next look for expired messages is due, in seconds; 0: none is set
+        self._blocks: list[Block] = []
+        self._first: i64 = 0  # number of the first block
+
+    # ---- what is known of a message
+
+    def block(self, seq: i64) -> Block | None:
+        """The block with the columns of `seq`; None when nothing is known of it any more."""
+        nth: i64 = (seq >> BLOCK_BITS) - self._first
+        if nth < 0 or nth >= len(self._blocks):
+            return None
+        block = self._blocks[nth]
+        return block if (seq & (BLOCK - 1)) < len(block.address) else None
+
+    def address(self, seq: i64) -> i64:
+        """Where the store keeps it; GONE when it does not."""
+        block = self.block(seq)
+        return GONE if block is None else block.address[seq & (BLOCK - 1)]
+
+    def holds(self, seq: i64) -> bool:
+        return self.address(seq) != GONE
+
+    def priority(self, seq: i64) -> i64:
+        block = self.block(seq)
+        return 0 if block is None else i64(block.flags[seq & (BLOCK - 1)]) & PRIORITY_BITS
+
+    def is_for(self, seq: i64, gid: i64) -> bool:
+        """Whether the group `gid` is meant: a dead letter that is put back goes to the group that failed it."""
+        return not self.targets or self.targets.get(int(seq), int(gid)) == gid
+
+    # ---- coming and going
+
+    def append(
+        self, address: i64, size: i64, key: i64, expires: i64, flags: i64, left: i64, time: i64
+    ) -> i64:
+        """Take in the next message; its sequence."""
+        seq = self.next
+        self.insert(seq, address, size, key, expires, flags, left, time)
+        return seq
+
+    def insert(
+        self, seq: i64, address: i64, size: i64, key: i64, expires: i64, flags: i64, left: i64, time: i64
+    ) -> None:
+        """Take in the message `seq`, in any order: recovery finds what compaction has moved behind what is younger."""
+        number: i64 = seq >> BLOCK_BITS
+        if not self._blocks:
+            self._first = number
+        while number < self._first:
+            self._blocks.insert(0, Block())
+            self._first -= 1
+        while self._first + len(self._blocks) <= number:
+            self._blocks.append(Block())
+        block = self._blocks[number - self._first]
+        at: i64 = seq & (BLOCK - 1)
+        while len(block.address) < at:
+            block.add(GONE, 0, 0, 0, 0, 0)
+        if block.live == 0:
+            block.time = time
+        if len(block.address) == at:
+            block.add(address, size, key, expires, flags, left)
+        else:
+            block.put(at, address, size, key, expires, flags, left)
+        self.live += 1
+        if seq >= self.next:
+            self.next = seq + 1
+
+    def move(self, seq: i64, address: i64) -> None:
+        """Its record stands elsewhere now."""
+        block = self.block(seq)
+        if block is not None:
+            block.address[seq & (BLOCK - 1)] = address
+
+    def remove(self, seq: i64) -> i64:
+        """Forget a message; the address it had, or GONE."""
+        block = self.block(seq)
+        if block is None:
+            return GONE
+        at: i64 = seq & (BLOCK - 1)
+        address = block.address[at]
+        if address == GONE:
+            return GONE
+        block.address[at] = GONE
+        block.live -= 1
+        self.live -= 1
+        if self.targets:
+            self.targets.pop(int(seq), None)
+        if block.live == 0:
+            self._trim()
+        return address
+
+    def _trim(self) -> None:
+        """Let go of full blocks at the front in which nothing lives any more."""
+        while self._blocks and self._blocks[0].live == 0 and len(self._blocks[0].address) == BLOCK:
+            self._blocks.pop(0)
+            self._first += 1
+
+    def settle_one(self, seq: i64) -> bool:
+        """One group less has to settle `seq`; whether it was the last one."""
+        block = self.block(seq)
+        if block is None:
+            return False
+        at: i64 = seq & (BLOCK - 1)
+        left: i64 = i64(block.left[at]) - 1
+        block.left[at] = i16(left)
+        return left <= 0 and block.address[at] != GONE
+
+    def add_left(self, seq: i64, change: i64) -> None:
+        block = self.block(seq)
+        if block is not None:
+            at: i64 = seq & (BLOCK - 1)
+            block.left[at] = i16(i64(block.left[at]) + change)
+
+    def left(self, seq: i64) -> i64:
+        block = self.block(seq)
+        return 0 if block is None else i64(block.left[seq & (BLOCK - 1)])
+
+    # ---- walking
+
+    def first_live(self, start: i64) -> i64:
+        """The first message that is here at or behind `start`; `next` when there is none."""
+        seq = start
+        lowest: i64 = self._first << BLOCK_BITS
+        if seq < lowest:
+            seq = lowest
+        while seq < self.next:
+            nth: i64 = (seq >> BLOCK_BITS) - self._first
+            if nth >= len(self._blocks):
+                return self.next
+            block = self._blocks[nth]
+            at: i64 = seq & (BLOCK - 1)
+            if block.live == 0 or at >= len(block.address):
+                seq = ((seq >> BLOCK_BITS) + 1) << BLOCK_BITS
+            elif block.address[at] != GONE:
+                return seq
+            else:
+                seq += 1
+        return self.next
+
+    def holes(self, first: i64) -> list[tuple[int, int]]:
+        """(start, count) of what is gone at or behind `first`."""
+        found: list[tuple[int, int]] = []
+        at = first
+        while at < self.next:
+            live = self.first_live(at)
+            if live > at:
+                found.append((int(at), int(live - at)))
+            at = live + 1
+        return found
+
+    def count_live(self, first: i64, gid: i64) -> i64:
+        """How many messages at or behind `first` a group would have to settle."""
+        count: i64 = 0
+        seq = self.first_live(first)
+        while seq < self.next:
+            if self.is_for(seq, gid):
+                count += 1
+            seq = self.first_live(seq + 1)
+        return count
+
+    def oldest_time(self) -> i64:
+        """The time of its oldest block with anything in it, in milliseconds: exact to a block."""
+        for block in self._blocks:
+            if block.live:
+                return block.time
+        return 0x7FFF_FFFF_FFFF
+
+    def first_since(self, time: i64) -> i64:
+        """A sequence with nothing of `time` (in milliseconds) or later before it: exact to a block."""
+        found = self.first_live(0)
+        for nth, block in enumerate(self._blocks):
+            if block.live and block.time <= time:
+                start: i64 = (self._first + nth) << BLOCK_BITS
+                found = max(found, start)
+        return found

@@ -1,0 +1,50 @@
+"""What the engine calls up to. The broker gives it objects of these classes, and the engine knows no more of it.
+
+They are classes to derive from, not protocols: a call to a native method is a jump, a call through a protocol a search.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mypy_extensions import i64
+
+if TYPE_CHECKING:
+    from sluice.queues.cursor import Cursor
+    from sluice.queues.delivery import Lease
+    from sluice.queues.group import Group
+
+
+class Publisher:
+    """Who waits to hear that a message is kept."""
+
+    def stored(self, tag: i64) -> None:
+        """The message published under `tag` can no longer be lost."""
+
+
+class Consumer:
+    """One member of a group: takes deliveries while it has room."""
+
+    def __init__(self, client: str, prefetch: i64, priority: i64, exclusive: bool) -> None:
+        self.client: str = client
+        self.prefetch: i64 = prefetch
+        self.priority: i64 = priority
+        self.exclusive: bool = exclusive
+        self.group: Group | None = None
+        self.cursors: list[Cursor] = []  # the partitions it serves
+        self.held: i64 = 0  # deliveries it has not settled
+        self.joined: i64 = 0  # when it came, as a running number
+        self.stalled: bool = False  # let a deadline pass, and has settled nothing since
+        self.settled_at: float = 0.0  # when it last gave a sign of life about a delivery
+        self.is_hungry: bool = False  # is offered more at the end of the turn
+        self.turn: i64 = 0  # which of its partitions is asked next
+
+    def has_room(self) -> bool:
+        """Whether it takes one more now: derived classes add what they know of the line."""
+        return self.held < self.prefetch
+
+    def deliver(self, lease: Lease) -> None:
+        """Take a message. It is this consumer's until it is settled or its deadline passes."""
+
+    def taken_away(self, lease: Lease) -> None:
+        """The deadline has passed: whatever it does with the message from now on does not count."""

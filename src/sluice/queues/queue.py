@@ -1,0 +1,74 @@
+"""One queue: its rules, partitions and groups, the ids it has seen lately, and its counters."""
+
+from __future__ import annotations
+
+from mypy_extensions import i64
+
+from sluice.metrics import Histogram
+from sluice.queues.delivery import DeadlineList
+from sluice.queues.group import Group
+from sluice.queues.partition import Partition
+from sluice.queues.rules import Rules
+
+
+class Queue:
+    def __init__(self, qid: i64, rules: Rules) -> None:
+        self.qid: i64 = qid
+        self.name: str = rules.name
+        self.rules: Rules = rules
+        self.config: str = ""  # the configuration it was made from, as JSON
+        self.partitions: list[Partition] = []
+        self.groups: dict[str, Group] = {}
+        self.deadlines: DeadlineList = DeadlineList()
+        self.consumers: i64 = 0  # of all groups
+        self.watched: bool = False  # the engine looks after its deadlines
+        self.depth: i64 = 0  # messages that some group has still to settle
+        self.bytes: i64 = 0
+        self.gate_size: i64 = 0  # number of partitions before some were added, while older messages remain
+        self.gate_floors: list[int] = []
+        self.created_at: float = 0.0
+        self.enqueued: i64 = 0
+        self.duplicates: i64 = 0
+        self.refused: i64 = 0
+        self.retried: i64 = 0
+        self.dead: dict[str, int] = {}
+        self.delivery_latency: Histogram = Histogram()
+        self.process_latency: Histogram = Histogram()
+        self._spread: i64 = 0
+        self._ids: dict[bytes, float] = {}
+        self._older_ids: dict[bytes, float] = {}
+        self._ids_since: float = 0.0
+
+    def place(self, key_hash: i64) -> Partition:
+        """The partition of a key; without one, each in turn."""
+        count: i64 = len(self.partitions)
+        if key_hash:
+            return self.partitions[key_hash % count]
+        self._spread += 1
+        return self.partitions[self._spread % count]
+
+    # ---- the ids of the dedup window, in two generations: the older one is dropped as a whole
+
+    def seen(self, message_id: bytes, now: float) -> bool:
+        window = self.rules.dedup_window
+        stored_at = self._ids.get(message_id, -1.0)
+        if stored_at < 0.0 and self._older_ids:
+            stored_at = self._older_ids.get(message_id, -1.0)
+        return stored_at >= 0.0 and now - stored_at < window
+
+    def remember(self, message_id: bytes, now: float) -> None:
+        window = self.rules.dedup_window
+        if window <= 0.0:
+            return
+        if now - self._ids_since >= window:
+            self._older_ids = self._ids if now - self._ids_since < 2.0 * window else {}
+            self._ids = {}
+            self._ids_since = now
+        self._ids[message_id] = now
+
+    def recent_ids(self, now: float) -> list[tuple[bytes, float]]:
+        """What a snapshot must carry for the window to survive a restart."""
+        window = self.rules.dedup_window
+        found = [(key, at) for key, at in self._older_ids.items() if now - at < window]
+        found.extend((key, at) for key, at in self._ids.items() if now - at < window)
+        return found

@@ -1,0 +1,61 @@
+"""How one queue behaves: its configuration as plain numbers, read on the path of a message."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+# ordering
+ANY_ORDER: Final = 0
+PER_KEY: Final = 1
+STRICT: Final = 2
+
+# overflow
+REJECT: Final = 0
+DROP_OLDEST: Final = 1
+DEAD_LETTER: Final = 2
+
+
+class Rules:
+    def __init__(self, name: str) -> None:
+        self.name: str = name
+        self.partitions: i64 = 10
+        self.ordering: i64 = PER_KEY
+        self.compacted: bool = False
+        self.bindings: list[str] = []
+        self.max_retries: i64 = 10
+        self.initial_backoff: float = 5.0
+        self.max_backoff: float = 300.0
+        self.backoff_multiplier: float = 2.0
+        self.total_timeout: float = 10_800.0
+        self.jitter: float = 0.0
+        self.dlq_enabled: bool = True
+        self.dlq_name: str = f"dlq/{name}"
+        self.invalid_name: str = ""  # the invalid-message channel; empty: there is none
+        self.alert_webhook: str = ""
+        self.max_message_size: i64 = 1_048_576
+        self.max_depth: i64 = 100_000
+        self.message_ttl: float = 604_800.0  # seconds; 0.0: for ever
+        self.retention: float = 0.0
+        self.overflow: i64 = REJECT
+        self.expired_to_dlq: bool = False
+        self.dedup_window: float = 120.0
+        self.delivery_timeout: float = 30.0
+        self.batch_size: i64 = 1
+        self.prefetch: i64 = 100
+        self.compress: bool = False
+        self.sync: bool = True
+        self.schema: str = ""  # JSON Schema text; empty: any payload
+
+    def backoff(self, failures: i64, draw: float) -> float:
+        """Seconds before the retry that follows the n-th failure: 5, 10, 20 ... up to the cap. `draw` in [0, 1) takes
+        away up to the `jitter` share: a consumer that dies with a thousand leases must not bring all back at once."""
+        delay = self.initial_backoff
+        step: i64 = 1
+        while step < failures and delay < self.max_backoff:
+            delay *= self.backoff_multiplier
+            step += 1
+        if delay > self.max_backoff:
+            delay = self.max_backoff
+        return delay * (1.0 - self.jitter * draw)

@@ -1,0 +1,283 @@
+"""Drives the engine against a store: the thin shell between deterministic queues and a disk that takes its time.
+
+One frame is under way at any time. What arrives meanwhile gathers in the next one and goes when the store has answered:
+group commit without a timer. The runner owns the engine's clock, its wake-ups, its reads and its snapshots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from sluice.clock import Clock
+from sluice.message import Message
+from sluice.queues.dead_letters import Alert
+from sluice.queues.engine import Engine, Read
+from sluice.queues.journal import Frame
+from sluice.queues.keeping import FIRST_PID
+from sluice.queues.partition import GONE, Partition
+from sluice.queues.recovery import EngineLoader, write_snapshot
+from sluice.queues.rules import Rules
+from sluice.store.protocol import ROW_BYTES, Record, Recovery, Store, read_row
+
+COMPACT_BELOW: Final = 0.4  # a sealed segment of which less than this lives is written anew
+COMPACT_AT_ONCE: Final = 256  # messages that compaction moves in one go
+
+
+class Runner:
+    """`flushed` is called when the engine has said all it has to say for now: whatever it made consumers and publishers
+    write can leave. `report` gets alerts and warnings. `call_later` is the loop's. `settle_seconds` is how long
+    settlements alone wait for something more urgent to ride with: a frame of their own costs as much as a full one."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        clock: Clock,
+        call_later: Callable[[float, Callable[[], None]], Any],
+        flushed: Callable[[], None],
+        report: Callable[[list[Alert], list[str]], None],
+        settle_seconds: float = 0.0,
+    ) -> None:
+        self.engine = engine
+        self._store = store
+        self._clock = clock
+        self._call_later = call_later
+        self._flushed = flushed
+        self._report = report
+        self._settle_seconds = settle_seconds
+        self._settle_timer: Any = None
+        self._frame: Frame | None = None
+        self._timer: Any = None
+        self._wake_at: float = 0.0
+        self._compacting: int = -1
+        self._settled: list[Callable[[], None]] = []  # who waits until all so far is kept
+
+    def open(self, parse: Callable[[str, str], Rules]) -> Recovery:
+        """Bring the queues back. Blocking: nothing else runs yet."""
+        engine = self.engine
+        engine.now = self._clock()
+        engine.next_token = int(engine.now * 1000.0) << 20
+        loader = EngineLoader(engine, parse)
+        recovery = self._store.open(loader)
+        loader.finish()
+        engine.journal.begin(self._store.next_frame())
+        self._set_timer(engine.next_wake())
+        return recovery
+
+    def restore(self, done: Callable[[list[Record]], None]) -> None:
+        """Read what the broker itself had asked to keep, oldest first."""
+        self._store.read(self.engine.keeping.found(), _Restored(self.engine, done))
+
+    def begin_turn(self, now: float) -> None:
+        self.engine.now = now
+
+    def end_turn(self) -> None:
+        """What came in during this turn of the loop is complete: offer, read and commit."""
+        engine = self.engine
+        engine.end_turn()
+        self._pump()
+        if engine.alerts or engine.warnings:
+            self._report(engine.alerts, engine.warnings)
+            engine.alerts = []
+            engine.warnings = []
+        wake = engine.next_wake()
+        if wake and (self._wake_at == 0.0 or wake < self._wake_at):
+            self._set_timer(wake)
+
+    def _pump(self) -> None:
+        engine = self.engine
+        if engine.reads:
+            reads = engine.reads
+            engine.reads = []
+            for read in reads:
+                self._store.read(read.addresses, _ReadDone(self, read))
+        if self._frame is None and engine.journal.waits():
+            if self._settle_seconds and not self._settled and not engine.journal.hurries():
+                if self._settle_timer is None:
+                    self._settle_timer = self._call_later(self._settle_seconds, self._commit_settled)
+            else:
+                self._commit()
+
+    def _commit_settled(self) -> None:
+        self._settle_timer = None
+        if self._frame is None and self.engine.journal.waits():
+            self.engine.now = self._clock()
+            self._commit()
+
+    def _commit(self) -> None:
+        engine = self.engine
+        frame = engine.take_frame()
+        self._frame = frame
+        if frame.count:
+            self._store.commit(frame.data, int(frame.count), frame.sync, self._committed)
+            engine.journal.begin(self._store.next_frame())
+            if self._store.wants_snapshot():
+                self._snapshot()
+        else:
+            self._committed()
+
+    def _committed(self) -> None:
+        frame = self._frame
+        assert frame is not None
+        self._frame = None
+        self.engine.now = self._clock()
+        self.engine.frame_done(frame)
+        self.end_turn()
+        if self._settled and self._frame is None:
+            waiting = self._settled
+            self._settled = []
+            for callback in waiting:
+                callback()
+        self._flushed()
+
+    def read_done(self, read: Read, records: list[bytes | None]) -> None:
+        self.engine.now = self._clock()
+        self.engine.fetched(read, records)
+        self.end_turn()
+        self._flushed()
+
+    # ---- time
+
+    def _set_timer(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._wake_at = when
+        if when:
+            self._timer = self._call_later(max(0.0, when - self._clock()), self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._wake_at = 0.0
+        self._set_timer(self.engine.tick(self._clock()))
+        self.end_turn()
+        self._flushed()
+
+    # ---- room on disk
+
+    def _snapshot(self) -> None:
+        """Between two frames: the state that all frames so far add up to, and the segments it makes superfluous."""
+        sizes = self._store.segment_sizes()
+        free = self.engine.segments.free(sorted(sizes)[:-1])
+        self._store.snapshot(write_snapshot(self.engine), free, self._after_snapshot)
+        self.engine.segments.given_back(free)
+
+    def _after_snapshot(self) -> None:
+        """A good moment to look for a segment that a few old messages keep alive."""
+        if self._compacting < 0:
+            segment = self.engine.segments.pinned(self._store.segment_sizes(), COMPACT_BELOW)
+            if segment >= 0:
+                self._compacting = segment
+                self._store.scan(segment, self._scanned)
+
+    def _scanned(self, pieces: list[bytes]) -> None:
+        living: list[int] = []
+        for rows in pieces:
+            for at in range(0, len(rows), ROW_BYTES):
+                record = read_row(rows, at)
+                partition = self.engine.partitions.get(int(record.pid))
+                if record.pid >= FIRST_PID:
+                    if self.engine.keeping.lives(record):
+                        living.append(int(record.address))
+                elif partition is not None and partition.address(record.seq) == record.address:
+                    living.append(int(record.address))
+        self._move(living)
+
+    def _move(self, living: list[int]) -> None:
+        if not living:
+            self._compacting = -1
+            return
+        self._store.read(living[:COMPACT_AT_ONCE], _MoveDone(self, living))
+
+    def moved(self, living: list[int], records: list[bytes | None]) -> None:
+        self.engine.now = self._clock()
+        for address, data in zip(living, records, strict=False):
+            if data is not None:
+                self.engine.rewrite(data, address)
+        self.end_turn()
+        self._move(living[COMPACT_AT_ONCE:])
+
+    # ---- for whoever looks from outside
+
+    def look(self, places: list[tuple[Partition, int]], done: Callable[[list[Message | None]], None]) -> None:
+        """The messages at these places, as they are kept; None for what is gone or damaged."""
+        _Look(self.engine, places, done).start(self._store)
+
+    def when_kept(self, callback: Callable[[], None]) -> None:
+        """Call back once everything that the engine has decided so far is kept."""
+        if self._frame is None and not self.engine.journal.waits():
+            callback()
+            return
+        self._settled.append(callback)
+        self._pump()
+
+    def close(self) -> None:
+        """The end: commit what is left, and close the store. Blocking."""
+        for timer in (self._timer, self._settle_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = None
+        self._settle_timer = None
+        self._store.close()
+
+
+class _ReadDone:
+    def __init__(self, runner: Runner, read: Read) -> None:
+        self._runner = runner
+        self._read = read
+
+    def __call__(self, records: list[bytes | None]) -> None:
+        self._runner.read_done(self._read, records)
+
+
+class _Restored:
+    def __init__(self, engine: Engine, done: Callable[[list[Record]], None]) -> None:
+        self._engine = engine
+        self._done = done
+
+    def __call__(self, records: list[bytes | None]) -> None:
+        self._done(self._engine.keeping.restore(records))
+
+
+class _MoveDone:
+    def __init__(self, runner: Runner, living: list[int]) -> None:
+        self._runner = runner
+        self._living = living
+
+    def __call__(self, records: list[bytes | None]) -> None:
+        self._runner.moved(self._living, records)
+
+
+class _Look:
+    """A read on behalf of somebody outside: what is in the cache needs none."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        places: list[tuple[Partition, int]],
+        done: Callable[[list[Message | None]], None],
+    ) -> None:
+        self._engine = engine
+        self._done = done
+        self._found: list[Message | None] = []
+        self._missing: list[int] = []
+        self._addresses: list[int] = []
+        for nth, (partition, seq) in enumerate(places):
+            message = partition.young.get(seq)
+            self._found.append(message)
+            address = partition.address(seq)
+            if message is None and address != GONE:
+                self._missing.append(nth)
+                self._addresses.append(int(address))
+
+    def start(self, store: Store) -> None:
+        if self._missing:
+            store.read(self._addresses, self._read)
+        else:
+            self._done(self._found)
+
+    def _read(self, records: list[bytes | None]) -> None:
+        for nth, data in zip(self._missing, records, strict=True):
+            self._found[nth] = None if data is None else self._engine.message_of(data)
+        self._done(self._found)

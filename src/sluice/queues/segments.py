@@ -1,0 +1,63 @@
+"""Which segments of the store still hold something that lives: what may be given back, and what is worth compacting."""
+
+from __future__ import annotations
+
+from mypy_extensions import i64
+
+
+class Segment:
+    def __init__(self, number: i64) -> None:
+        self.number: i64 = number
+        self.live: i64 = 0
+        self.live_bytes: i64 = 0
+
+
+class Segments:
+    def __init__(self) -> None:
+        self._by_number: dict[int, Segment] = {}
+        self._last: Segment = Segment(-1)
+
+    def _of(self, address: i64) -> Segment:
+        number: i64 = address >> 32
+        last = self._last
+        if last.number == number:
+            return last
+        segment = self._by_number.get(int(number))
+        if segment is None:
+            segment = Segment(number)
+            self._by_number[int(number)] = segment
+        self._last = segment
+        return segment
+
+    def add(self, address: i64, size: i64) -> None:
+        segment = self._of(address)
+        segment.live += 1
+        segment.live_bytes += size
+
+    def drop(self, address: i64, size: i64) -> None:
+        segment = self._of(address)
+        segment.live -= 1
+        segment.live_bytes -= size
+
+    def free(self, kept: list[int]) -> list[int]:
+        """Of the sealed segments `kept` by the store, those in which nothing lives."""
+        found: list[int] = []
+        for number in kept:
+            segment = self._by_number.get(number)
+            if segment is None or segment.live == 0:
+                found.append(number)
+        return found
+
+    def given_back(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._by_number.pop(number, None)
+            if self._last.number == number:
+                self._last = Segment(-1)
+
+    def pinned(self, sizes: dict[int, int], share: float) -> int:
+        """The oldest sealed segment of which less than `share` lives; -1 when there is none."""
+        for number, size in sorted(sizes.items())[:-1]:
+            segment = self._by_number.get(number)
+            if segment is not None and segment.live > 0 and float(segment.live_bytes) < size * share:
+                return number
+        return -1

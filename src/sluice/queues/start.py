@@ -1,0 +1,27 @@
+"""Where a group begins, or is sent to: from words to a sequence for each partition."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sluice.errors import InvalidQueueConfig
+from sluice.queues.queue import Queue
+
+
+def start_floors(queue: Queue, start: str) -> list[int]:
+    """`earliest`, `latest`, a sequence, or a time in ISO 8601: the first message that counts in each partition."""
+    if start in ("", "earliest"):
+        return [int(partition.first_live(0)) for partition in queue.partitions]
+    if start == "latest":
+        return [int(partition.next) for partition in queue.partitions]
+    if start.isdigit():
+        sequence = int(start)
+        return [min(max(sequence, int(one.first_live(0))), int(one.next)) for one in queue.partitions]
+    try:
+        moment = datetime.fromisoformat(start)
+    except ValueError:
+        raise InvalidQueueConfig(
+            f"start is {start!r}", "Use earliest, latest, a sequence, or a time such as 2030-01-31T12:00:00Z"
+        ) from None
+    milliseconds = int(moment.timestamp() * 1000.0)
+    return [int(partition.first_since(milliseconds)) for partition in queue.partitions]

@@ -1,0 +1,45 @@
+"""The bodies of messages that are likely to be delivered soon, within one budget for all queues.
+
+A consumer that keeps up never causes a read. When the budget is used up, the partitions that have held something the
+longest give up their oldest half first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from mypy_extensions import i64
+
+from sluice.message import Message
+from sluice.queues.partition import Partition
+
+
+class Young:
+    def __init__(self, budget: int) -> None:
+        self._budget: i64 = budget
+        self.bytes: i64 = 0
+        self._holders: deque[Partition] = deque()
+
+    def put(self, partition: Partition, seq: i64, message: Message) -> None:
+        if not partition.young:
+            self._holders.append(partition)
+        partition.young[int(seq)] = message
+        self.bytes += message.size()
+        if self.bytes > self._budget:
+            self._make_room()
+
+    def drop(self, partition: Partition, seq: i64) -> None:
+        message = partition.young.pop(int(seq), None)
+        if message is not None:
+            self.bytes -= message.size()
+
+    def _make_room(self) -> None:
+        for _ in range(len(self._holders)):
+            partition = self._holders.popleft()
+            young = partition.young
+            for seq in list(young)[: (len(young) + 1) // 2]:
+                self.bytes -= young.pop(seq).size()
+            if young:
+                self._holders.append(partition)
+            if self.bytes <= self._budget:
+                return

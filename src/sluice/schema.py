@@ -1,0 +1,25 @@
+"""JSON Schema for the payloads of queues that ask for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import jsonschema_rs
+
+
+def validator_of(schema: str) -> Callable[[bytes], str]:
+    """A check for one schema: what is wrong with a payload, or the empty string."""
+    validator = jsonschema_rs.validator_for(json.loads(schema))
+
+    def fault_of(payload: bytes) -> str:
+        try:
+            value = json.loads(payload)
+        except ValueError as fault:
+            return f"it is not JSON ({fault})"
+        for error in validator.iter_errors(value):
+            place = "/".join(str(part) for part in error.instance_path)
+            return f"{error.message} (at /{place})"
+        return ""
+
+    return fault_of
