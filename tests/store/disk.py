@@ -12,6 +12,7 @@ It takes the place of `Files`. `cut_after(n)` lets the nth change from now be th
 
 from __future__ import annotations
 
+import errno
 import random
 
 from sluice.store.embedded import Files
@@ -121,7 +122,7 @@ class Disk(Files):
     def open_to_read(self, path: str) -> int:
         self._check()
         if path not in self._names:
-            raise FileNotFoundError(path)
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
         return self._descriptor(self._names[path])
 
     def _descriptor(self, inode: Inode) -> int:

@@ -189,6 +189,13 @@ class StoreUnderTest:
         assert not self.failures, self.failures
         return addresses
 
+    def try_commit(self, *records: Made) -> bool:
+        """Whether a commit was answered, on a store that may have failed."""
+        answers: list[int] = []
+        self.start_commit(*records, done=lambda: answers.append(1))
+        self.hands.turn_until(lambda: bool(answers or self.failures))
+        return bool(answers)
+
     def read(self, addresses: Sequence[int]) -> list[bytes | None]:
         answers: list[list[bytes | None]] = []
         self.store.read(addresses, answers.append)

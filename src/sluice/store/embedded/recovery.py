@@ -62,6 +62,8 @@ class Recoverer:
         self._log = Recovered(self._report)
 
     def run(self) -> Recovered:
+        # After kill -9 the names may be in the cache only; what is removed below, or acknowledged later, rests on them.
+        self._files.sync_directory(self._directory)
         listing = Listing(self._files.names(self._directory))
         for name in listing.temporary:
             self._files.unlink(f"{self._directory}/{name}")

@@ -5,9 +5,10 @@ loop of each with one `call_soon_threadsafe`. The first failure is its last act:
 knows what the disk holds (the kernel may have dropped the dirty pages and forgotten the error), so nothing is tried
 again, nothing more is acknowledged, and the next start finds out.
 
-A commit takes the GIL three times. A loop that is never idle gives it up for a microsecond per turn and wins it back
-before this thread wakes; with Python's switch interval of 5 ms a commit was seen to wait for a second. The program
-that runs the loop must lower it (`sys.setswitchinterval`): from 0.5 ms on the wait is a turn or two.
+A commit takes the GIL three times, and a loop that is never idle hardly lets go of it: with Python's switch interval
+of 5 ms and a loop kept busy, the slowest hundredth of commits took 0.2 to 2 s; with 0.5 ms or less, 9 to 20 ms. The
+likely cause is that the loop gives the GIL up for too short a time for this thread to wake, and often enough that the
+interval never runs out. The program that runs the loop should lower it (`sys.setswitchinterval`).
 """
 
 from __future__ import annotations
