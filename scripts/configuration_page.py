@@ -1,0 +1,271 @@
+"""Prints docs/configuration.md. Keys, ranges and defaults come from the models; what a key is for stands here.
+
+A key without a sentence, or a sentence without a key, is refused: the page cannot fall behind the models unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel
+from pydantic.fields import FieldInfo
+
+from sluice.config import NEVER, Settings
+from sluice.fields import Between
+from sluice.notation import Address, show_duration
+from sluice.queues.config import DEAD_LETTER_DEFAULTS, QueueConfig
+
+SERVER: dict[str, str] = {
+    "data": "directory of the embedded store",
+    "store": "where messages are kept: `embedded` (on disk, below `data`) or `memory` (nothing survives the process)",
+    "http": "reserved for the REST API; nothing listens there yet",
+    "grpc": "reserved for the gRPC API; nothing listens there yet",
+    "listen.mqtt": "MQTT over TCP",
+    "listen.mqtts": "MQTT over TLS",
+    "listen.ws": "MQTT over WebSocket, at `/mqtt` and `/`",
+    "listen.wss": "MQTT over secure WebSocket",
+    "tls.cert": "certificate chain of `mqtts` and `wss`",
+    "tls.key": "its private key, without a pass phrase",
+    "tls.client_ca": "given: clients must show a certificate that this CA signed",
+    "log.level": "what is logged, to stderr",
+    "log.format": "lines for people, or one JSON object per line",
+    "queues.enabled": "`false` makes `$queue/...` and `$admin/...` ordinary topics",
+    "queues.templates": "configuration of queues that come into being under a matching name, see below",
+    "queues.cache_bytes": "bodies of young messages kept in memory, all queues together",
+    "auth.allow_anonymous": "who may connect without a name: everybody, nobody, or (not set) everybody on loopback. "
+    "Not set and a listener beyond loopback: the start is refused",
+    "mqtt.max_packet_size": "largest packet taken from a client, in bytes",
+    "mqtt.receive_maximum": "unanswered QoS 1 and 2 publishes of one client",
+    "mqtt.max_inflight": "unacknowledged deliveries to one client; its own Receive Maximum may be less",
+    "mqtt.topic_alias_maximum": "topic aliases, each way; 0 switches them off",
+    "mqtt.max_keep_alive": "longest keep-alive in seconds that a 5.0 client gets; 0 grants what it asks for",
+    "mqtt.connect_timeout": "from accepting a connection to its complete CONNECT",
+    "mqtt.max_session_expiry": "longest that a session outlives its connection",
+    "mqtt.max_queued_messages": "QoS 1 and 2 messages that wait for one client that is away or slow; "
+    "more are dropped and counted",
+    "mqtt.max_queued_bytes": "the same in bytes",
+    "mqtt.max_subscriptions": "subscriptions of one client",
+    "mqtt.max_connections": "connected clients; 0: as many as the system gives",
+    "mqtt.max_retained": "retained messages",
+    "mqtt.max_topic_levels": "levels of a filter, and of a topic that is retained",
+    "mqtt.write_buffer_high": "unsent bytes from which on a client counts as slow and gets no more deliveries",
+    "mqtt.sys_interval": "between updates of `$SYS/broker/...`; 0 switches them off",
+    "mqtt.refused_filters": "filters that nobody may subscribe to",
+    "mqtt.wildcard_subscriptions": "whether `+` and `#` are offered",
+    "mqtt.shared_subscriptions": "whether `$share/...` is offered",
+    "mqtt.retain_available": "whether retained messages are offered",
+    "mqtt.max_qos": "highest QoS offered",
+}
+
+QUEUE: dict[str, str] = {
+    "name": "its name: levels without `+`, `#` and `$`, none of them empty, 1,024 bytes at most",
+    "partitions": "how many consumers of a group can work in parallel; can be raised later, not lowered. "
+    "`strict` always has 1",
+    "ordering": "`none`: no order; `partition`: in order per key; `strict`: the whole queue in order, for life",
+    "type": "`work`: each group settles each message. `compacted` is accepted and kept, and has no effect yet",
+    "bindings": 'plain topic filters whose messages the queue keeps a copy of: `"sensors/+/temp"`, or '
+    '`{"topic": "alarms/#", "headers": {"site": "north"}}` for those with these user properties',
+    "schema": "a JSON Schema; a payload that does not fit is refused at publish",
+    "retry_policy.max_retries": "failures after which a message is dead: `max_retries` + 1 attempts in all",
+    "retry_policy.initial_backoff": "wait after the first failure",
+    "retry_policy.max_backoff": "longest wait",
+    "retry_policy.backoff_multiplier": "each further wait is this many times the one before",
+    "retry_policy.total_timeout": "dead at a failure this long after the first attempt",
+    "retry_policy.jitter": "share of each wait that is drawn by lot and taken off",
+    "dlq_config.enabled": "whether there is a dead-letter queue; without one, dead messages are logged and settled",
+    "dlq_config.topic": "the dead-letter queue; not set: `dlq/<name>`",
+    "dlq_config.invalid_topic": "queue for what consumers reject as `unacceptable`; not set: the dead-letter queue",
+    "dlq_config.alert_webhook": "gets a POST (JSON) for each dead letter",
+    "limits.max_message_size": "largest payload in bytes",
+    "limits.max_queue_depth": "messages that some group has still to settle",
+    "limits.message_ttl": "longest life of a message; its own expiry may be shorter; 0 is for ever",
+    "limits.retention": "above 0, messages are kept after every group has settled them, for replay",
+    "limits.overflow": "what a full queue does with one more message: refuse it, drop the oldest that nobody works on, "
+    "or dead-letter the new one",
+    "limits.on_expiry": "what becomes of a message whose time has passed",
+    "limits.dedup_window": "how long a publisher's `message-id` is remembered; 0 switches it off",
+    "performance.delivery_timeout": "from delivery to settlement; `$extend` starts it anew",
+    "performance.batch_size": "messages of one key that may be with its consumer at once; more than 1 gives up order "
+    "across retries",
+    "performance.prefetch": "unsettled deliveries of one consumer that names no `prefetch` of its own",
+    "performance.compression": "how payloads from 256 bytes on are stored",
+    "performance.durability": "when a publish is answered: after fdatasync, or after the write with an fdatasync "
+    "within 200 ms",
+}
+
+HEAD = """# Configuration
+
+Made by `scripts/make-docs` from the models in `src/sluice/config.py` and `src/sluice/queues/config.py`: change those,
+not this page.
+
+`sluice serve` needs no configuration. A setting is taken from the first of these that gives it:
+
+1. a flag (`sluice serve --help`), for the settings that have one;
+2. an environment variable: the key in capitals behind `SLUICE_`, with two underscores for each dot. `mqtt.max_qos` is
+   `SLUICE_MQTT__MAX_QOS`;
+3. the TOML file named by `--config` or `SLUICE_CONFIG`;
+4. the default below.
+
+An unknown key, or a value out of its range, stops the start with a message that names the key, the source and the
+allowed range. Every fault is told at once.
+
+Durations are a number and its unit: `"200ms"`, `"5s"`, `"5m"`, `"3h"`, `"7d"`. A bare number is refused, except 0.
+"""
+
+EXAMPLE = """
+## Templates
+
+A queue that comes into being by a publish or a subscribe takes the first template whose `match` covers its name.
+`match` is a topic filter over the name, `config` a queue configuration without `name`.
+
+```toml
+data = "/var/lib/sluice"
+
+[listen]
+mqtt = "127.0.0.1:1883"
+ws = "127.0.0.1:8083"
+
+[mqtt]
+max_packet_size = 4194304
+
+[[queues.templates]]
+match = "images/#"
+config = { partitions = 32, performance = { delivery_timeout = "5m", prefetch = 1 } }
+```
+"""
+
+QUEUE_HEAD = """
+# Queue configuration
+
+A queue's configuration is JSON on `$admin/queue/create` (with `name`) and `$admin/queue/<queue>/config` (only what
+changes), and TOML in a template. Keys with a dot are tables: `retry_policy.max_retries` is
+`{"retry_policy": {"max_retries": 3}}`. Changes apply at once. Refused in a living queue: fewer partitions, another
+`type`, and a change of `ordering` from or to `strict`.
+"""
+
+DEAD_LETTERS = """
+## Dead-letter queues
+
+A queue below `dlq/` has other defaults for these keys, so that what is in it stays there:
+
+| key | default |
+|---|---|
+"""
+
+
+def main() -> None:
+    print(page(), end="")
+
+
+def page() -> str:
+    parts = [HEAD, "\n# Server\n", *tables(Settings, SERVER, "top"), EXAMPLE, QUEUE_HEAD]
+    parts += tables(QueueConfig, QUEUE, "queue")
+    parts.append(DEAD_LETTERS)
+    for section, changes in DEAD_LETTER_DEFAULTS.items():
+        assert isinstance(changes, dict)
+        parts += [f"| `{section}.{key}` | {str(value).lower()} |\n" for key, value in changes.items()]
+    return "".join(parts)
+
+
+def tables(model: type[BaseModel], meanings: dict[str, str], top: str) -> Iterator[str]:
+    """One table for the keys at the top, then one for each section."""
+    known = dict(leaves(model))
+    if known.keys() != meanings.keys():
+        odd = sorted(known.keys() ^ meanings.keys())
+        raise SystemExit(f"keys and sentences differ: {', '.join(odd)}; mend {Path(__file__).name}")
+    for section in dict.fromkeys(key.rpartition(".")[0] for key in known):
+        yield f"\n## `[{section}]`\n\n" if section else f"\n## At the {top}\n\n" if top == "top" else "\n"
+        yield "| key | allowed | default | meaning |\n|---|---|---|---|\n"
+        for key, field in known.items():
+            if key.rpartition(".")[0] == section:
+                yield f"| `{key}` | {allowed(field)} | {default(field)} | {meanings[key]} |\n"
+
+
+def leaves(model: type[BaseModel], above: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every key by its full name, those without a section first."""
+    sections: list[tuple[str, type[BaseModel]]] = []
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            sections.append((f"{above}{name}.", kind))
+        else:
+            yield above + name.removesuffix("_"), field
+    for name, kind in sections:
+        yield from leaves(kind, name)
+
+
+# What a check of the models allows, in words, by the name of its function.
+ALLOWED: dict[str, str] = {
+    "_existing_file": "a PEM file",
+    "_store_url": "`embedded`, `memory`",
+    "_webhook": "an http or https address",
+    "_queue_name": "a queue name",
+}
+
+
+def allowed(field: FieldInfo) -> str:
+    between = range_of(field)
+    if between is not None:
+        return show_range(between)
+    if get_origin(field.annotation) is Literal:
+        return ", ".join(f"`{one}`" for one in get_args(field.annotation))
+    for name in checks_of(field):
+        if name in ALLOWED:
+            return ALLOWED[name]
+    kinds = [one for one in get_args(field.annotation) if one is not type(None)] or [field.annotation]
+    if Address in kinds:
+        return "HOST:PORT, or `off`; port 0: any free one"
+    if bool in kinds:
+        return "`true`, `false`"
+    if get_origin(field.annotation) is list:
+        return "a list"
+    if get_origin(kinds[0]) is dict:
+        return "an object"
+    return "a path" if kinds[0] is Path else "text"
+
+
+def checks_of(field: FieldInfo) -> Iterator[str]:
+    """The names of the functions that check a value: of the field itself, or of what may stand in it besides None."""
+    checks = list(field.metadata)
+    for one in get_args(field.annotation):
+        checks += getattr(one, "__metadata__", ())
+    for check in checks:
+        if isinstance(check, AfterValidator):
+            yield getattr(check.func, "__name__", "")
+
+
+def range_of(field: FieldInfo) -> Between | None:
+    for check in field.metadata:
+        if isinstance(check, AfterValidator) and isinstance(check.func, Between):
+            return check.func
+    return None
+
+
+def show_range(between: Between) -> str:
+    if between.high == NEVER:
+        return "0s or more, or `never`"
+    return str(between).removeprefix("from ")
+
+
+def default(field: FieldInfo) -> str:
+    value: Any = field.default
+    between = range_of(field)
+    if field.is_required():
+        return "required"
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if between is not None and value == NEVER:
+        return "never"
+    if between is not None and between.show is show_duration:
+        return show_duration(value)
+    if value == []:
+        return "none"
+    return str(value)
+
+
+if __name__ == "__main__":
+    main()
