@@ -1,13 +1,15 @@
 """Telling somebody that a message has died: a POST to the queue's webhook, never in the way of a delivery.
 
-Alerts wait in a bounded line behind one task. A webhook that does not answer is tried again with a growing pause, then
-given up with a line in the log: the dead letter itself is safe in its queue.
+Alerts wait in a bounded line for each webhook, behind a task that lives while there is something in it: one that does
+not answer holds up its own alerts only. It is tried again with a growing pause, then given up with a line in the log:
+the dead letter itself is safe in its queue.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from contextlib import suppress
 from typing import Final
 
@@ -18,22 +20,20 @@ from sluice.queues.dead_letters import Alert
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING: Final = 1000
+MAX_WAITING: Final = 1000  # for one webhook
 TIMEOUT_SECONDS: Final = 5.0
 PAUSES: Final = (0.5, 2.0, 8.0)  # before each further try
 
 
 class AlertSender:
-    """Owns its task: `start` begins it, `close` ends it."""
+    """Owns its tasks: `close` ends them. `send` is called in the loop."""
 
     def __init__(self, pauses: tuple[float, ...] = PAUSES, timeout: float = TIMEOUT_SECONDS) -> None:
-        self._waiting: asyncio.Queue[Alert] = asyncio.Queue(MAX_WAITING)
+        self._waiting: dict[str, deque[Alert]] = {}  # by webhook
         self._pauses = pauses
         self._timeout = timeout
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="alerts")
+        self._client: httpx.AsyncClient | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, alert: Alert) -> None:
         log.warning(
@@ -45,16 +45,29 @@ class AlertSender:
                 "kept_in": alert.dlq,
             },
         )
-        if alert.url:
-            try:
-                self._waiting.put_nowait(alert)
-            except asyncio.QueueFull:
-                log.error("alert dropped", extra={"queue": alert.queue, "why": f"{MAX_WAITING} are waiting"})
+        if not alert.url:
+            return
+        waiting = self._waiting.get(alert.url)
+        if waiting is None:
+            waiting = self._waiting[alert.url] = deque()
+            task = asyncio.get_running_loop().create_task(self._run(alert.url, waiting), name="alerts")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if len(waiting) >= MAX_WAITING:
+            log.error("alert dropped", extra={"queue": alert.queue, "why": f"{MAX_WAITING} are waiting"})
+        else:
+            waiting.append(alert)
 
-    async def _run(self) -> None:
-        async with httpx.AsyncClient(timeout=self._timeout) as client:
-            while True:
-                await self._deliver(client, await self._waiting.get())
+    async def _run(self, url: str, waiting: deque[Alert]) -> None:
+        """All that waits for one webhook, in order."""
+        if self._client is None:
+            self._client = httpx.AsyncClient(timeout=self._timeout)
+        try:
+            while waiting:
+                await self._deliver(self._client, waiting[0])
+                waiting.popleft()
+        finally:
+            del self._waiting[url]
 
     async def _deliver(self, client: httpx.AsyncClient, alert: Alert) -> None:
         fault = ""
@@ -65,7 +78,7 @@ class AlertSender:
                 if answer.is_success:
                     return
                 fault = f"it answered {answer.status_code}"
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
                 fault = str(error) or type(error).__name__
         log.error(
             "alert not delivered",
@@ -78,11 +91,13 @@ class AlertSender:
         )
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        for task in list(self._tasks):
+            task.cancel()
             with suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+                await task
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
 
 
 def body_of(alert: Alert) -> dict[str, object]:

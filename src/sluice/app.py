@@ -14,6 +14,7 @@ import random
 import resource
 import signal
 import ssl
+import sys
 from contextlib import suppress
 
 import uvloop
@@ -27,32 +28,36 @@ from sluice.broker.keeper import Keeper
 from sluice.broker.limits import Limits
 from sluice.broker.listener import Door, open_door
 from sluice.broker.queue_door import QueueDoor
+from sluice.broker.responses import Responses
 from sluice.broker.sys_topics import SysTopics
 from sluice.clock import steady_time
 from sluice.config import Settings
-from sluice.errors import ConfigError, StoreFailed
+from sluice.errors import ConfigError, InvalidQueueConfig, StoreFailed
 from sluice.logs import hide_secrets
 from sluice.queues.compression import ZstdCodec
 from sluice.queues.config import read_config
 from sluice.queues.dead_letters import Alert
 from sluice.queues.engine import Engine
+from sluice.queues.keeping import Kept
 from sluice.queues.rules import Rules
 from sluice.queues.runner import Runner
 from sluice.queues.service import QueueService
-from sluice.schema import validator_of
+from sluice.schema import fault_of_schema, validator_of
 from sluice.store.embedded.store import EmbeddedStore
 from sluice.store.memory import MemoryStore
-from sluice.store.protocol import Record, Store
+from sluice.store.protocol import Store
 from sluice.wire.topics import matches
 
 log = logging.getLogger(__name__)
 
+SWITCH_SECONDS = 0.0005  # how long the log writer waits for the loop to let it run, at most
 SETTLE_SECONDS = 0.005  # what acknowledgements of work may wait for a frame to ride in
 LAST_WORDS_SECONDS = 2.0  # what a stop waits for clients to read our DISCONNECT
 
 
 def serve(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT."""
+    sys.setswitchinterval(SWITCH_SECONDS)
     uvloop.run(run(settings))
 
 
@@ -95,6 +100,7 @@ class House:
 
     async def open(self) -> None:
         """Bring back what the store holds, before any client can come in."""
+        check_templates(self._settings)
         loop = asyncio.get_running_loop()
         broker = self._broker
         turn = broker.turn
@@ -115,18 +121,22 @@ class House:
         )
         for note in recovery.notes:
             log.warning(note)
-        kept: asyncio.Future[list[Record]] = loop.create_future()
+        kept: asyncio.Future[list[Kept]] = loop.create_future()
         runner.restore(kept.set_result)
         router = broker.router
         router.keeper = Keeper(engine.keeping, turn)
         turn.before_flush = runner.end_turn
+        runner.frame_taken = router.frame_taken
         if self._settings.queues.enabled:
-            router.door = QueueDoor(engine, turn, router.subscriptions, QueueService(engine), validator_of)
+            router.door = QueueDoor(
+                engine, turn, router.subscriptions, QueueService(engine, fault_of_schema), validator_of
+            )
+            runner.on_made = router.door.appeared
             router.door.admin = AdminTopics(router, router.door, broker.scheduler)
+            router.door.responses = Responses(router, broker.scheduler)
             router.door.bindings_changed()
         router.keeper.restore(await kept, router, broker.registry)
         router.retained.forgotten = router.keeper.drop_retained
-        self._alerts.start()
 
     def _make_store(self) -> Store:
         loop = asyncio.get_running_loop()
@@ -166,6 +176,21 @@ class House:
                 runner.when_kept(kept.set)
                 await kept.wait()
             runner.close()
+
+
+def check_templates(settings: Settings) -> None:
+    """A template that cannot be used is told at the start, not to the first publisher whose queue it is for."""
+    for template in settings.queues.templates:
+        try:
+            rules = read_config(template.config, "any").rules()
+            fault = fault_of_schema(rules.schema) if rules.schema else ""
+        except InvalidQueueConfig as error:
+            fault = str(error)
+        if fault:
+            raise ConfigError(
+                f"queues.templates: the one for {template.match!r} cannot be used: {fault}",
+                "Mend the template",
+            )
 
 
 async def open_doors(settings: Settings, broker: Broker, doors: list[Door]) -> None:

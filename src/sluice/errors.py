@@ -175,6 +175,22 @@ class UnknownDelivery(QueueError):
         )
 
 
+class ResponsesFull(QueueError):
+    def __init__(self, count: int) -> None:
+        super().__init__(
+            f"{count} responses wait already, and nobody has asked for this one",
+            "Subscribe to a response topic before the request goes out, and answer requests once",
+        )
+
+
+class UnknownGroup(QueueError):
+    def __init__(self, queue: str, group: str) -> None:
+        super().__init__(
+            f"queue {queue!r} has no group {group!r}, so nothing waits to be settled in it",
+            "Name the group by user property consumer-group, or settle from the client that consumes",
+        )
+
+
 class StaleDelivery(QueueError):
     def __init__(self, message_id: str) -> None:
         super().__init__(

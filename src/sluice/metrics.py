@@ -50,7 +50,7 @@ class Histogram:
 
     def add(self, seconds: float) -> None:
         if len(self._counts) == 0:
-            self._counts = vec[i64]([0] * (int(len(_BOUNDS)) + 1))  # made when first needed
+            self._counts = vec[i64]([0] * (len(_BOUNDS) + 1))  # made when first needed
         bounds = _BOUNDS
         at: i64 = 0
         last: i64 = len(bounds)

@@ -8,6 +8,15 @@ from collections.abc import Callable
 import jsonschema_rs
 
 
+def fault_of_schema(schema: str) -> str:
+    """What is wrong with a schema, or the empty string."""
+    try:
+        jsonschema_rs.validator_for(json.loads(schema))
+    except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as fault:
+        return str(fault).partition("\n")[0]
+    return ""
+
+
 def validator_of(schema: str) -> Callable[[bytes], str]:
     """A check for one schema: what is wrong with a payload, or the empty string."""
     validator = jsonschema_rs.validator_for(json.loads(schema))
@@ -15,7 +24,7 @@ def validator_of(schema: str) -> Callable[[bytes], str]:
     def fault_of(payload: bytes) -> str:
         try:
             value = json.loads(payload)
-        except ValueError as fault:
+        except (ValueError, RecursionError) as fault:
             return f"it is not JSON ({fault})"
         for error in validator.iter_errors(value):
             place = "/".join(str(part) for part in error.instance_path)

@@ -51,23 +51,21 @@ class AdminTopics(Deadline):
 
     def due(self, now: float) -> float:
         """Tell the figures of each queue that is watched; stop when none is."""
-        watched = False
         self._door.engine.now = now
         for queue in list(self._door.engine.queues.values()):
             topic = f"$admin/queue/{queue.name}/stats".encode()
             route = self._router.subscriptions.route(topic)
             if route.targets or route.shares:
-                watched = True
                 payload = json.dumps(self._door.service.stats(queue)).encode()
                 self._router.publish(Publish(topic, payload, 0), None)
-        self._watched = watched or self._router.subscriptions.count > 0
+        self._watched = self._router.subscriptions.has_below(b"$admin")
         return now + STATS_SECONDS if self._watched else 0.0
 
 
 def _json(payload: bytes) -> object:
     try:
         value: object = json.loads(payload)
-    except ValueError as fault:
+    except (ValueError, RecursionError) as fault:
         raise InvalidQueueConfig(
             f"the payload is not JSON: {fault}", 'Publish {"name": "tasks/image"}'
         ) from None

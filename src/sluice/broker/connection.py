@@ -46,6 +46,7 @@ class Connection(Deadline):
         self.version: i64 = 0  # 0 until a CONNECT has said it
         self.choked: bool = False  # the peer reads more slowly than we write
         self.deaf: bool = False  # so slowly that we do not read it either
+        self.held: bool = False  # it publishes faster than the store takes: not read either
         self.closing: bool = False
         self.lost: bool = False
         self.keep_alive: float = 0.0  # seconds of silence we allow; 0.0: any
@@ -106,10 +107,12 @@ class Connection(Deadline):
         self.broker.turn.begin()
         if self.deaf:
             self.deaf = False
-            self.transport.resume_reading()
+            if not self.held:
+                self.transport.resume_reading()
         session = self.session
         if session is not None:
             session.pump()
+            session.feed_consumers()
 
     def _hold_back(self) -> None:
         """Deliveries wait for a slow reader, answers do not: one that asks without reading must not fill our memory
@@ -119,7 +122,22 @@ class Connection(Deadline):
             and self.transport.get_write_buffer_size() > 2 * self.broker.limits.write_buffer_high
         ):
             self.deaf = True
+            if not self.held:
+                self.transport.pause_reading()
+
+    def hold(self) -> bool:
+        """Read no more for now, whoever it is that speaks; whether that is new."""
+        if self.held or self.closing:
+            return False
+        self.held = True
+        if not self.deaf:
             self.transport.pause_reading()
+        return True
+
+    def unhold(self) -> None:
+        self.held = False
+        if not self.deaf and not self.lost:
+            self.transport.resume_reading()
 
     def peer(self) -> str:
         """Where it comes from, for logs and access rules."""
@@ -397,6 +415,8 @@ class Connection(Deadline):
 
     def due(self, now: float) -> float:
         """The keep-alive: one and a half times its seconds without a packet are too many [MQTT-3.1.2-22]."""
+        if self.held:
+            self.heard_at = now  # it is we who do not listen
         silence = now - self.heard_at
         if silence < self.keep_alive:
             return self.heard_at + self.keep_alive

@@ -7,7 +7,7 @@ the start. An answer that promises one of these things leaves when the store has
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, write_i64_le
 from mypy_extensions import i32, i64
@@ -15,13 +15,15 @@ from mypy_extensions import i32, i64
 from sluice.broker.session import Delivery, Session
 from sluice.broker.subscriptions import Subscription
 from sluice.broker.turn import Turn
-from sluice.queues.keeping import MAIL, RETAINED, SESSIONS, Keeping, write_readers
-from sluice.store.protocol import Record
+from sluice.queues.keeping import MAIL, RETAINED, SESSIONS, Keeping, Kept, write_readers
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
     from sluice.broker.registry import Registry
     from sluice.broker.router import Router
+
+
+HELD_BYTES: Final = 8_388_608  # what may wait for the store before those who publish are held back
 
 
 class Keeper:
@@ -36,6 +38,10 @@ class Keeper:
     def answer_when_kept(self, session: Session, tag: i64) -> None:
         self._turn.schedule()
         self._keeping.journal.add_receipt(session, tag)
+
+    def is_full(self) -> bool:
+        """Whether more waits for the store than should."""
+        return self._keeping.journal.size() > HELD_BYTES
 
     # ---- retained messages
 
@@ -60,7 +66,7 @@ class Keeper:
     def drop_session(self, session: Session) -> None:
         if session.sid:
             self._keeping.drop(SESSIONS, session.client_id.encode(), self._now())
-            self._keeping.received.pop(session.sid, None)
+            self._keeping.forget_session(session.sid)
 
     def note_received(self, session: Session, packet_id: int, released: bool) -> None:
         """An incoming QoS 2 message of a lasting session, and its release."""
@@ -83,6 +89,22 @@ class Keeper:
         mail = self._keeping.post(out.getvalue(), readers, expires, self._now())
         for delivery in deliveries:
             delivery.mail = mail
+            if delivery.qos == 2 and delivery.packet_id:
+                self.note_sent(delivery)
+
+    def note_sent(self, delivery: Delivery) -> None:
+        """A QoS 2 message is out under its packet id: only under that one may it be said again."""
+        mail = delivery.mail
+        if mail is not None:
+            self._keeping.note_sent(delivery.sid, int(delivery.packet_id), int(mail.seq), self._now())
+
+    def note_there(self, delivery: Delivery) -> None:
+        """Its PUBREC has come: the message itself is done with, its packet id is not."""
+        self._keeping.note_sent(delivery.sid, int(delivery.packet_id), 0, self._now())
+        self.done(delivery)
+
+    def note_completed(self, delivery: Delivery) -> None:
+        self._keeping.note_completed(delivery.sid, int(delivery.packet_id), self._now())
 
     def done(self, delivery: Delivery) -> None:
         mail = delivery.mail
@@ -93,19 +115,28 @@ class Keeper:
 
     # ---- the start
 
-    def restore(self, records: list[Record], router: Router, registry: Registry) -> None:
-        """Build up what was kept. `records` has sessions and retained messages first, then mail in its order."""
+    def restore(self, found: list[Kept], router: Router, registry: Registry) -> None:
+        """Build up what was kept: sessions and retained messages come first, then mail in its order."""
         by_sid: dict[int, Session] = {}
-        for record in records:
-            if record.pid == RETAINED:
-                key, value = _split(record.body)
-                router.retained.put(decode_message(key, value), False)
-            elif record.pid == SESSIONS:
-                key, value = _split(record.body)
-                session = self._restore_session(key.decode(), json.loads(value), router, registry)
+        for kept in found:
+            if kept.pid == RETAINED:
+                router.retained.put(decode_message(kept.key, kept.value), False)
+            elif kept.pid == SESSIONS:
+                session = self._restore_session(kept.key.decode(), json.loads(kept.value), router, registry)
                 by_sid[session.sid] = session
-            elif record.pid == MAIL:
-                self._restore_mail(record, by_sid)
+            elif kept.pid == MAIL:
+                self._restore_mail(kept, by_sid)
+        for sid in [*self._keeping.received, *self._keeping.sent]:
+            if sid not in by_sid:
+                self._keeping.forget_session(sid)
+        for sid, session in by_sid.items():
+            self._keeping.next_session = max(self._keeping.next_session, sid + 1)
+            for packet_id, mail in self._keeping.sent.get(sid, {}).items():
+                if mail == 0:
+                    delivery = Delivery(Publish(b"", b"", 2), 2, False, b"", None)
+                    delivery.sid = sid
+                    delivery.released = True
+                    session.restore_sent(delivery, packet_id)
 
     def _restore_session(
         self, client_id: str, told: dict[str, Any], router: Router, registry: Registry
@@ -119,8 +150,11 @@ class Keeper:
                 session, name.encode(), qos, no_local, as_published, handling, identifier
             )
             router.subscribe(subscription)
-        if router.door is not None:
-            for name, qos, options in told["queues"]:
+            if router.door is not None and name.startswith("$admin/"):
+                router.door.watch()
+        for name, qos, options in told["queues"]:
+            session.queue_requests[name.encode()] = (qos, options)  # they stay while queues are switched off
+            if router.door is not None:
                 router.door.rejoin(session, name.encode(), qos, options)
         received = self._keeping.received.get(session.sid)
         if received:
@@ -128,11 +162,11 @@ class Keeper:
         registry.restore(session)
         return session
 
-    def _restore_mail(self, record: Record, by_sid: dict[int, Session]) -> None:
-        mail = self._keeping.mail(record.seq)
+    def _restore_mail(self, kept: Kept, by_sid: dict[int, Session]) -> None:
+        mail = self._keeping.mail(kept.seq)
         if mail is None:
             return
-        body = record.body
+        body = kept.value
         count: i64 = i64(read_i32_le(body, 0))
         at: i64 = 4 + 8 * count
         headers: list[tuple[int, int, bool, bytes]] = []
@@ -156,18 +190,25 @@ class Keeper:
             delivery = Delivery(message, qos, retain, extra, None)
             delivery.sid = sid
             delivery.mail = mail
-            session.restore_waiting(delivery)
+            packet_id = sent_as(self._keeping.sent.get(sid), int(kept.seq))
+            if packet_id:
+                session.restore_sent(delivery, packet_id)
+            else:
+                session.restore_waiting(delivery)
+
+
+def sent_as(sent: dict[int, int] | None, mail: int) -> int:
+    """The packet id under which a session was sent a QoS 2 message; 0 when it was not."""
+    if sent is not None:
+        for packet_id, seq in sent.items():
+            if seq == mail:
+                return packet_id
+    return 0
 
 
 def _write(out: BytesWriter, data: bytes) -> None:
     write_i32_le(out, i32(len(data)))
     out.write(data)
-
-
-def _split(body: bytes) -> tuple[bytes, bytes]:
-    """Key and value of a kept thing."""
-    size: i64 = i64(read_i32_le(body, 0))
-    return body[4 : 4 + size], body[4 + size :]
 
 
 def encode_message(message: Publish) -> bytes:

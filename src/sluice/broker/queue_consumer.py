@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
+from sluice.message import Message
 from sluice.queues.dead_letters import iso_time
 from sluice.queues.delivery import Lease
 from sluice.queues.names import write_hex
@@ -25,6 +26,7 @@ _SEQUENCE: Final = b"\x26\x00\x08sequence"
 _ATTEMPT: Final = b"\x26\x00\x07attempt"
 _TOKEN: Final = b"\x26\x00\x0edelivery-token"
 _MESSAGE_ID: Final = b"\x26\x00\x0amessage-id"
+_TOPIC: Final = b"\x26\x00\x0eoriginal-topic"
 _ENQUEUED_AT: Final = b"\x26\x00\x0benqueued-at"
 
 
@@ -81,16 +83,24 @@ class QueueConsumer(Consumer):
             out = BytesWriter()
             out.write(self.topic)
             out.write(b"/$msg/")
-            if message.id:
+            if message.id and b"+" not in message.id and b"#" not in message.id:
                 out.write(message.id)
-            else:
+            else:  # every message can be settled by this name as well
                 write_hex(out, partition.pid)
                 out.append(0x2D)
                 write_hex(out, lease.seq)
             packet.topic = out.getvalue()
         if session.version == V5:
             packet.raw = self._properties(lease)
+            if message.expires:
+                packet.expires_at = self._own_expiry(message, partition.queue.rules.message_ttl)
         session.deliver_lease(packet, self, lease)
+
+    def _own_expiry(self, message: Message, ttl: float) -> float:
+        """When a message ends by its publisher's wish, which travels with it; 0.0 when its end is the queue's own."""
+        if ttl > 0.0 and message.expires >= int(float(message.enqueued_at) / 1000.0 + ttl):
+            return 0.0
+        return float(message.expires)
 
     def taken_away(self, lease: Lease) -> None:
         self.session.forget_lease(lease)
@@ -100,8 +110,10 @@ class QueueConsumer(Consumer):
         assert message is not None
         partition = lease.cursor.partition
         out = BytesWriter()
-        if not message.id:
-            out.write(_MESSAGE_ID)
+        out.write(_MESSAGE_ID)
+        if message.id:
+            write_binary(out, message.id)
+        else:
             _write_id(out, partition.pid, lease.seq)
         out.write(self._always)
         number = partition.number
@@ -121,6 +133,9 @@ class QueueConsumer(Consumer):
         _write_token(out, lease.token)
         if message.headers:
             write_headers(out, message.headers)
+        elif message.topic:
+            out.write(_TOPIC)  # of a captured message; dead letters have it among their headers
+            write_binary(out, message.topic)
         out.write(message.props)
         return out.getvalue()
 

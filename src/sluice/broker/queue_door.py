@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
 from sluice.broker.queue_consumer import QueueConsumer
+from sluice.broker.queue_reasons import reason_of, subscribe_reason_of
 from sluice.broker.queue_topics import (
     ACK,
     ADMIN,
@@ -29,21 +29,32 @@ from sluice.broker.queue_topics import (
     Wishes,
     parse_queue_topic,
     read_wishes,
+    without_ids,
 )
-from sluice.broker.subscriptions import Capture, Subscriptions, encode_identifiers
+from sluice.broker.queue_wishes import (
+    LAST_MOMENT,
+    LAST_SECOND,
+    MAX_ID,
+    Options,
+    default_group,
+    read_delay,
+    read_ids,
+    read_moment,
+    read_number,
+    read_token,
+)
+from sluice.broker.subscriptions import Capture, Subscription, Subscriptions
 from sluice.broker.turn import Turn
 from sluice.errors import (
     InvalidPayload,
     InvalidQueueConfig,
     InvalidQueueName,
-    MessageTooLarge,
     QueueError,
-    QueueFull,
-    StaleDelivery,
     UnknownDelivery,
+    UnknownGroup,
 )
 from sluice.message import Message
-from sluice.notation import parse_duration
+from sluice.queues.dead_letters import UNACCEPTABLE, bury_unborn
 from sluice.queues.delivery import Lease
 from sluice.queues.engine import Engine
 from sluice.queues.group import Group
@@ -52,13 +63,9 @@ from sluice.queues.queue import Queue
 from sluice.queues.service import QueueService
 from sluice.queues.start import start_floors
 from sluice.wire.packets import V5, Publish, SubscriptionRequest
-from sluice.wire.properties import Properties
+from sluice.wire.properties import PUBACK, PUBREC, Properties
 from sluice.wire.reasons import (
-    IMPLEMENTATION_SPECIFIC_ERROR,
-    NO_MATCHING_SUBSCRIBERS,
-    PACKET_TOO_LARGE,
-    PAYLOAD_FORMAT_INVALID,
-    QUOTA_EXCEEDED,
+    NOT_AUTHORIZED,
     TOPIC_FILTER_INVALID,
     TOPIC_NAME_INVALID,
 )
@@ -67,91 +74,27 @@ from sluice.wire.topics import has_wildcard, matches
 if TYPE_CHECKING:
     from sluice.broker.admin_topics import AdminTopics
     from sluice.broker.connection import Connection
+    from sluice.broker.responses import Responses
     from sluice.broker.session import Session
 
 MAX_TOPICS: Final = 65_536  # topics that are kept taken apart, none of them longer than MAX_TOPIC
 MAX_TOPIC: Final = 256
+MAX_VALIDATORS: Final = 1000
 
 Validator = Callable[[bytes], str]
-
-
-def reason_of(error: QueueError) -> int:
-    """The MQTT reason for a refusal."""
-    if isinstance(error, QueueFull):
-        return QUOTA_EXCEEDED
-    if isinstance(error, MessageTooLarge):
-        return PACKET_TOO_LARGE
-    if isinstance(error, InvalidQueueName):
-        return TOPIC_NAME_INVALID
-    if isinstance(error, UnknownDelivery):
-        return NO_MATCHING_SUBSCRIBERS
-    if isinstance(error, StaleDelivery):
-        return IMPLEMENTATION_SPECIFIC_ERROR
-    if isinstance(error, InvalidPayload | InvalidQueueConfig):
-        return PAYLOAD_FORMAT_INVALID
-    return IMPLEMENTATION_SPECIFIC_ERROR
 
 
 class WildSubscription:
     """A filter with wildcards: it joins every queue that matches, now and later."""
 
-    def __init__(self, session: Session, topic_filter: bytes, qos: i64, options: Options) -> None:
+    def __init__(
+        self, session: Session, topic_filter: bytes, pattern: bytes, qos: i64, options: Options
+    ) -> None:
         self.session: Session = session
         self.topic_filter: bytes = topic_filter
+        self.pattern: bytes = pattern  # the filter less its group
         self.qos: i64 = qos
         self.options: Options = options
-
-
-class Options:
-    """What a SUBSCRIBE asks for: its subscription identifier, then its user properties, name and value in turn."""
-
-    def __init__(self, session: Session, wishes: list[str]) -> None:
-        self.group: str = default_group(session.client_id)
-        self.prefetch: int = 0  # 0: what the queue says
-        self.by_puback: bool = session.version != V5
-        self.start: str = "earliest"
-        self.priority: int = 0
-        self.exclusive: bool = False
-        self.id_in_topic: bool = False
-        identifier = int(wishes[0])
-        self.extra: bytes = encode_identifiers([identifier] if identifier else [])
-        for at in range(1, len(wishes), 2):
-            self._take(wishes[at], wishes[at + 1])
-
-    def _take(self, name: str, value: str) -> None:
-        if name == "consumer-group":
-            if not value or any(character in value for character in "/+#$"):
-                raise InvalidQueueConfig(
-                    f"consumer-group {value!r} cannot be a group", "Leave out / + # and $"
-                )
-            self.group = value
-        elif name == "prefetch":
-            self.prefetch = _number(name, value, 1, 65_535)
-        elif name == "ack-mode":
-            if value not in ("explicit", "puback"):
-                raise InvalidQueueConfig(f"ack-mode is {value!r}", "Use explicit or puback")
-            self.by_puback = value == "puback"
-        elif name == "start":
-            self.start = value
-        elif name == "consumer-priority":
-            self.priority = _number(name, value, -1_000_000, 1_000_000)
-        elif name == "exclusive":
-            self.exclusive = value.lower() in ("true", "1", "yes")
-
-
-def _number(name: str, value: str, least: int, greatest: int) -> int:
-    try:
-        number = int(value)
-    except ValueError:
-        number = least - 1
-    if not least <= number <= greatest:
-        raise InvalidQueueConfig(f"{name} is {value!r}", f"Give a whole number from {least} to {greatest}")
-    return number
-
-
-def default_group(client_id: str) -> str:
-    """Workers called images-1 and images-2 are the group images."""
-    return client_id.rpartition("-")[0] or client_id
 
 
 class QueueDoor:
@@ -174,7 +117,9 @@ class QueueDoor:
         self._topics: dict[bytes, QueueTopic] = {}
         self._wishes = Wishes()
         self._wild: list[WildSubscription] = []
+        self._left_behind: dict[str, list[QueueConsumer]] = {}  # by queue: whose queue was deleted
         self.admin: AdminTopics | None = None  # who carries out what is published to $admin/...
+        self.responses: Responses | None = None  # who keeps what is published to $queue/responses/...
 
     def _begin(self) -> None:
         """Something is asked of the engine: it goes by this turn's time, and is driven at this turn's end."""
@@ -190,6 +135,21 @@ class QueueDoor:
         if self.admin is not None:
             self.admin.watch()
 
+    # ---- responses
+
+    def may_take_responses(self, session: Session, topic_filter: bytes, granted: int) -> tuple[int, str]:
+        """Responses have one consumer: the granted QoS, or a reason and why."""
+        if self.responses is None or self.responses.may_subscribe(session, topic_filter):
+            return granted, ""
+        return (
+            NOT_AUTHORIZED,
+            "another client takes these responses already: use a correlation id of your own",
+        )
+
+    def takes_responses(self, subscription: Subscription) -> None:
+        if self.responses is not None:
+            self.responses.subscribed(subscription)
+
     # ---- publishing
 
     def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
@@ -204,12 +164,11 @@ class QueueDoor:
             if verb == ADMIN:
                 self._administer(packet, session)
             elif verb == PUBLISH:
-                self._enqueue(packet, known, session)
+                self._enqueue(packet, known, session, connection)
             elif ACK <= verb <= RELEASE:
                 self._settle(packet, known, session)
             elif verb == RESPONSE:
-                session.publish_plain(packet, connection)
-                return
+                self._respond(packet, session, connection)
             else:
                 text = known.rest.decode() if verb == WRONG else "a group is subscribed to, not published to"
                 session.refuse(packet, connection, TOPIC_NAME_INVALID, text)
@@ -218,7 +177,7 @@ class QueueDoor:
             settling = ACK <= verb <= RELEASE and session.version != V5
             if settling and packet.qos > 0:
                 # 3.1.1 has no word for "too late", and a late settle is no reason to cut the line.
-                self.engine.journal.add_receipt(session, packet.packet_id | (packet.qos << 16))
+                self.engine.journal.add_receipt(session, session.tag(packet))
                 session.answer_later(packet)
             elif not settling:
                 session.refuse(packet, connection, reason_of(error), str(error))
@@ -228,6 +187,15 @@ class QueueDoor:
             self.admin.publish(packet.topic, packet.payload)
         if packet.qos > 0:
             self.answer_when_kept(session, packet)
+
+    def _respond(self, packet: Publish, session: Session, connection: Connection) -> None:
+        """An answer is with its receiver, or waits in memory: either way it is acknowledged at once."""
+        if self.responses is None:
+            session.publish_plain(packet, connection)
+            return
+        self.responses.publish(packet)
+        if packet.qos > 0:
+            connection.acknowledge(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id, 0, "")
 
     def _parse(self, topic: bytes) -> QueueTopic:
         if not topic.startswith(PREFIX):
@@ -243,37 +211,45 @@ class QueueDoor:
                 self._topics[topic] = known
         return known
 
-    def _enqueue(self, packet: Publish, known: QueueTopic, session: Session) -> None:
+    def _enqueue(self, packet: Publish, known: QueueTopic, session: Session, connection: Connection) -> None:
         engine = self.engine
+        message = self.message_of(packet)
         queue = engine.queues.get(known.queue)
         if queue is None:
             queue = self.open(known.queue)
-        message = self.message_of(packet)
-        if queue.rules.schema:
-            self._check_payload(queue, message)
-        if packet.qos > 0:
-            engine.publish(queue, message, session, packet.packet_id | (packet.qos << 16))
+        if queue.rules.schema and not self._fits_schema(queue, message):
+            if packet.qos > 0:
+                self.answer_when_kept(session, packet)
+        elif packet.qos > 0:
+            engine.publish(queue, message, session, session.tag(packet))
             session.answer_later(packet)
         else:
             engine.publish(queue, message, None, 0)
+        session.router.hold_back(connection)
 
     def message_of(self, packet: Publish) -> Message:
         """A PUBLISH as a message: its properties go along unread, but for those that are for the queue."""
         message = Message(packet.payload, packet.raw)
         if packet.expires_at != 0.0:
-            message.expires = int(packet.expires_at + 0.999)
+            message.expires = min(int(packet.expires_at + 0.999), LAST_SECOND)
         if packet.raw:
             wishes = self._wishes
             read_wishes(packet.raw, wishes)
             message.key = wishes.key
             if wishes.ids:
                 message.id = wishes.ids[0]
+                message.props = without_ids(packet.raw, wishes.places)
+                if len(message.id) > MAX_ID:
+                    raise InvalidQueueConfig(
+                        f"message-id has {len(message.id)} bytes", f"Give at most {MAX_ID}"
+                    )
             if wishes.priority:
-                message.priority = _number("priority", wishes.priority.decode(), 0, 9)
+                message.priority = read_number("priority", wishes.priority.decode(), 0, 9)
             if wishes.delay:
-                message.deliver_at = int((self.engine.now + _duration("delay", wishes.delay)) * 1000.0)
+                delay = self.engine.now + read_delay("delay", wishes.delay)
+                message.deliver_at = min(int(delay * 1000.0), LAST_MOMENT)
             elif wishes.deliver_at:
-                message.deliver_at = _moment(wishes.deliver_at)
+                message.deliver_at = read_moment(wishes.deliver_at)
         return message
 
     def capture(self, packet: Publish, captures: list[Capture]) -> i64:
@@ -286,14 +262,13 @@ class QueueDoor:
                 continue
             message = self.message_of(packet)
             message.topic = packet.topic
-            if queue.rules.schema:
-                self._check_payload(queue, message)
-            self.engine.publish(queue, message, None, 0)
+            if not queue.rules.schema or self._fits_schema(queue, message):
+                self.engine.publish(queue, message, None, 0)
             taken += 1
         return taken
 
     def answer_when_kept(self, session: Session, packet: Publish) -> None:
-        self.engine.journal.add_receipt(session, packet.packet_id | (packet.qos << 16))
+        self.engine.journal.add_receipt(session, session.tag(packet))
         session.answer_later(packet)
 
     def bindings_changed(self) -> None:
@@ -312,24 +287,63 @@ class QueueDoor:
         self.appeared(queue)
         return queue
 
+    def delete(self, queue: Queue) -> None:
+        """A queue goes, with all in it. Who has subscribed to it stays so, and joins again if the name comes back."""
+        self._begin()
+        left: list[QueueConsumer] = []
+        for group in queue.groups.values():
+            left.extend(consumer for consumer in group.consumers if isinstance(consumer, QueueConsumer))
+        self.engine.delete(queue)
+        if left:
+            self._left_behind[queue.name] = left
+        if queue.rules.bindings:
+            self.bindings_changed()
+
     def appeared(self, queue: Queue) -> None:
+        for consumer in self._left_behind.pop(queue.name, []):
+            if consumer.session.by_queue.get(queue.name) is consumer:
+                consumer.held = 0
+                self.engine.join(queue, self.engine.group(queue, consumer.group_name), consumer)
+                if consumer.session.connection is None:
+                    self.engine.pause(consumer)
         self.joined_by_wildcards(queue)
         if queue.rules.bindings:
             self.bindings_changed()
 
     def joined_by_wildcards(self, queue: Queue) -> None:
         for wild in self._wild:
-            if self._covers(wild.topic_filter, queue.name) and queue.name not in wild.session.by_queue:
+            if self._covers(wild.pattern, queue.name) and queue.name not in wild.session.by_queue:
                 self._join(wild.session, wild.topic_filter, queue, wild.qos, wild.options)
 
-    def _check_payload(self, queue: Queue, message: Message) -> None:
+    def _fits_schema(self, queue: Queue, message: Message) -> bool:
+        """What does not fit is refused, or goes to the invalid-message channel where the queue has one."""
         schema = queue.rules.schema
         validator = self._validators.get(schema)
         if validator is None:
+            if len(self._validators) >= MAX_VALIDATORS:
+                self._validators.clear()
             validator = self._validators[schema] = self._validator_of(schema)
         fault = validator(message.payload)
-        if fault:
+        if not fault:
+            return True
+        if not queue.rules.invalid_name:
             raise InvalidPayload(queue.name, fault)
+        bury_unborn(self.engine, queue, message, UNACCEPTABLE, fault)
+        return False
+
+    def publish_will(self, will: Publish) -> None:
+        """A will for a queue. There is nobody left to hear a refusal, so the log does."""
+        self._begin()
+        known = parse_queue_topic(will.topic)
+        try:
+            if known.verb != PUBLISH:
+                raise InvalidQueueName(known.queue, "a will goes to a queue, and can settle nothing")
+            queue = self.engine.queues.get(known.queue) or self.open(known.queue)
+            message = self.message_of(will)
+            if not queue.rules.schema or self._fits_schema(queue, message):
+                self.engine.publish(queue, message, None, 0)
+        except QueueError as error:
+            self.engine.warnings.append(f"a will for {will.topic.decode()} was not kept: {error}")
 
     # ---- settling
 
@@ -338,16 +352,18 @@ class QueueDoor:
         read_wishes(packet.raw, wishes)
         ids = wishes.ids
         if not ids:
-            ids = [known.rest] if known.rest else _ids_in(packet.payload)
-        queue = self.engine.find(known.queue)
+            ids = [known.rest] if known.rest else read_ids(packet.payload)
+        queue = self.engine.queues.get(known.queue)
+        if queue is None:
+            raise UnknownDelivery(ids[0].decode("utf-8", "replace"))
         group, client = self._group_of(queue, wishes.group, session)
-        token = _token(wishes.token) if wishes.token else 0
+        token = read_token(wishes.token) if wishes.token else 0
         if len(ids) == 1:
             self._settle_one(known.verb, group, ids[0], token, client)
         else:
             self._settle_many(known.verb, group, ids, token, client)
         if packet.qos > 0:
-            self.engine.journal.add_receipt(session, packet.packet_id | (packet.qos << 16))
+            self.engine.journal.add_receipt(session, session.tag(packet))
             session.answer_later(packet)
 
     def _group_of(self, queue: Queue, name: str, session: Session) -> tuple[Group, str]:
@@ -355,9 +371,10 @@ class QueueDoor:
         consumer = session.by_queue.get(queue.name)
         if consumer is not None and consumer.group is not None and (not name or name == consumer.group_name):
             return consumer.group, session.client_id
-        group = queue.groups.get(name or default_group(session.client_id))
+        name = name or default_group(session.client_id)
+        group = queue.groups.get(name)
         if group is None:
-            raise UnknownDelivery("")
+            raise UnknownGroup(queue.name, name)
         return group, ""
 
     def _settle_one(self, verb: i64, group: Group, name: bytes, token: i64, client: str) -> None:
@@ -366,7 +383,7 @@ class QueueDoor:
         if verb == ACK:
             engine.ack(lease)
         elif verb == NACK:
-            delay = _duration("delay", self._wishes.delay) if self._wishes.delay else -1.0
+            delay = read_delay("delay", self._wishes.delay) if self._wishes.delay else -1.0
             engine.nack(lease, delay, self._wishes.description.decode())
         elif verb == REJECT:
             self._reject(lease)
@@ -400,7 +417,12 @@ class QueueDoor:
     # ---- subscribing
 
     def subscribe(
-        self, session: Session, request: SubscriptionRequest, properties: Properties | None, identifier: int
+        self,
+        session: Session,
+        request: SubscriptionRequest,
+        granted: int,
+        properties: Properties | None,
+        identifier: int,
     ) -> tuple[int, str]:
         """Join a queue, or all that match: the granted QoS, or a reason and why."""
         self._begin()
@@ -409,9 +431,9 @@ class QueueDoor:
             wishes.append(name)
             wishes.append(value)
         try:
-            return self._subscribe(session, request.topic_filter, min(request.qos, 1), wishes)
+            return self._subscribe(session, request.topic_filter, min(granted, 1), wishes)
         except QueueError as error:
-            return reason_of(error), str(error)
+            return subscribe_reason_of(error), str(error)
 
     def rejoin(self, session: Session, topic_filter: bytes, qos: i64, wishes: list[str]) -> None:
         """A subscription from before a restart, of a session whose client is not back yet."""
@@ -428,16 +450,23 @@ class QueueDoor:
         options = Options(session, wishes)
         known = parse_queue_topic(topic_filter)
         if known.verb == GROUP:
-            options.group = known.rest.decode()
+            options.set_group(known.rest.decode())
             options.id_in_topic = True
         elif known.verb != PUBLISH:
-            return TOPIC_FILTER_INVALID, known.rest.decode() or "only queues and groups can be subscribed to"
-        if has_wildcard(topic_filter):
-            self.unsubscribe(session, topic_filter)
-            self._wild.append(WildSubscription(session, topic_filter, qos, options))
+            why = known.rest.decode() if known.verb == WRONG else ""
+            return TOPIC_FILTER_INVALID, why or "only queues and groups can be subscribed to"
+        pattern = PREFIX + known.queue.encode()
+        if has_wildcard(pattern):
+            fault = fault_of_name(known.queue.replace("+", "any").replace("#", "any"))
+            if fault:
+                return TOPIC_FILTER_INVALID, fault
+            self._drop_wild(session, topic_filter)
+            self._wild.append(WildSubscription(session, topic_filter, pattern, qos, options))
             for queue in list(self.engine.queues.values()):
-                if self._covers(topic_filter, queue.name) and queue.name not in session.by_queue:
-                    self._join(session, topic_filter, queue, qos, options)
+                if self._covers(pattern, queue.name):
+                    before = session.by_queue.get(queue.name)
+                    if before is None or before.topic_filter == topic_filter:
+                        self._join(session, topic_filter, queue, qos, options)
         else:
             fault = fault_of_name(known.queue)
             if fault:
@@ -464,6 +493,13 @@ class QueueDoor:
                 )
                 before.qos = qos
                 before.by_puback = options.by_puback
+                before.extra = options.extra
+                before.topic_filter = topic_filter
+                if before.priority != options.priority or before.exclusive != options.exclusive:
+                    before.priority = options.priority
+                    before.exclusive = options.exclusive
+                    engine.resume(before)
+                engine.feed(before)
                 return
             engine.leave(before)
         group = queue.groups.get(options.group)
@@ -489,15 +525,32 @@ class QueueDoor:
         """Whether there was such a subscription."""
         self._begin()
         found = session.queue_requests.pop(topic_filter, None) is not None
+        self._drop_wild(session, topic_filter)
+        for name, consumer in list(session.by_queue.items()):
+            if consumer.topic_filter == topic_filter:
+                other = self._wild_for(session, name)
+                if other is not None and other.options.group == consumer.group_name:
+                    consumer.topic_filter = other.topic_filter  # it goes on under its other name
+                    continue
+                del session.by_queue[name]
+                self.engine.leave(consumer)
+                if other is not None:
+                    queue = self.engine.queues.get(name)
+                    if queue is not None:
+                        self._join(session, other.topic_filter, queue, other.qos, other.options)
+        return found
+
+    def _drop_wild(self, session: Session, topic_filter: bytes) -> None:
         for wild in self._wild:
             if wild.session is session and wild.topic_filter == topic_filter:
                 self._wild.remove(wild)
-                break
-        for name, consumer in list(session.by_queue.items()):
-            if consumer.topic_filter == topic_filter:
-                del session.by_queue[name]
-                self.engine.leave(consumer)
-        return found
+                return
+
+    def _wild_for(self, session: Session, name: str) -> WildSubscription | None:
+        for wild in self._wild:
+            if wild.session is session and self._covers(wild.pattern, name):
+                return wild
+        return None
 
     # ---- a session comes and goes
 
@@ -529,6 +582,11 @@ class QueueDoor:
         else:
             self.engine.nack(lease, -1.0, f"the consumer answered with reason 0x{reason:02x}")
 
+    def too_large(self, lease: Lease) -> None:
+        """Its consumer cannot take a packet of this size: that will not change, so it counts as a failure."""
+        self._begin()
+        self.engine.nack(lease, -1.0, "larger than the consumer's maximum packet size")
+
     def feed(self, consumer: QueueConsumer) -> None:
         self._turn.schedule()
         self.engine.feed(consumer)
@@ -537,45 +595,3 @@ class QueueDoor:
 def _has_headers(packet: Publish, wanted: list[tuple[str, str]]) -> bool:
     """Whether a packet has all these user properties."""
     return not wanted or all(pair in packet.properties().user for pair in wanted)
-
-
-def _duration(name: str, text: bytes) -> float:
-    try:
-        return parse_duration(text.decode())
-    except ValueError as fault:
-        raise InvalidQueueConfig(f"{name}: {fault}") from None
-
-
-def _moment(text: bytes) -> i64:
-    """A time in milliseconds since 1970, given as that number or in ISO 8601."""
-    value = text.decode()
-    try:
-        if value.isdigit():
-            return int(value)
-        return int(datetime.fromisoformat(value).timestamp() * 1000.0)
-    except ValueError:
-        raise InvalidQueueConfig(
-            f"deliver-at is {value!r}", "Give milliseconds since 1970, or a time such as 2030-01-31T12:00:00Z"
-        ) from None
-
-
-def _token(text: bytes) -> i64:
-    """A delivery token; what is not one matches none."""
-    try:
-        return int(text, 16)
-    except ValueError:
-        return -1
-
-
-def _ids_in(payload: bytes) -> list[bytes]:
-    """Message ids in a payload: one, or a JSON list of them."""
-    if not payload.strip():
-        raise InvalidQueueConfig(
-            "no message is named", "Name it by user property message-id, in the topic, or in the payload"
-        )
-    if payload[:1] != b"[":
-        return [payload.strip()]
-    try:
-        return [str(one).encode() for one in json.loads(payload)]
-    except ValueError:
-        raise InvalidQueueConfig("the payload is not a JSON list of message ids") from None

@@ -68,6 +68,7 @@ class Wishes:
 
     def __init__(self) -> None:
         self.ids: list[bytes] = []
+        self.places: list[int] = []  # where the ids stand: begin and end of each property in turn
         self.key: bytes = b""
         self.group: str = ""
         self.priority: bytes = b""
@@ -80,6 +81,7 @@ class Wishes:
     def clear(self) -> None:
         if self.ids:
             self.ids = []
+            self.places = []
         self.key = b""
         self.group = ""
         self.priority = b""
@@ -109,6 +111,8 @@ def read_wishes(raw: bytes, wishes: Wishes) -> None:
                 name = raw[start : start + size]
                 if name == b"message-id":
                     wishes.ids.append(raw[at : at + length])
+                    wishes.places.append(int(start - 3))
+                    wishes.places.append(int(at + length))
                 elif name == b"deliver-at":
                     wishes.deliver_at = raw[at : at + length]
             elif size == 13:
@@ -136,3 +140,13 @@ def read_wishes(raw: bytes, wishes: Wishes) -> None:
             at += 1
         else:  # content type, response topic, correlation data
             at += 2 + ((i64(raw[at]) << 8) | i64(raw[at + 1]))
+
+
+def without_ids(raw: bytes, places: list[int]) -> bytes:
+    """Encoded properties less the message ids at these places. A message carries its id apart from them: each queue it
+    passes through, its dead letters included, puts the id on a delivery by which it can be settled there."""
+    left = raw[: places[0]]
+    for nth in range(1, len(places), 2):
+        end = places[nth + 1] if nth + 1 < len(places) else len(raw)
+        left += raw[places[nth] : end]
+    return left

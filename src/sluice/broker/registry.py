@@ -18,6 +18,7 @@ from sluice.broker.router import Router
 from sluice.broker.scheduler import Scheduler
 from sluice.broker.session import Session
 from sluice.clock import Deadline
+from sluice.errors import QueueError
 from sluice.wire.packets import Publish
 from sluice.wire.reasons import ADMINISTRATIVE_ACTION, SESSION_TAKEN_OVER
 
@@ -109,9 +110,19 @@ class Registry:
         session.will = None
         if will.expiry >= 0:
             will.expires_at = self._router.turn.now + float(will.expiry)
-        if self._router.publish(will, session) < 0:
-            will.retain = False  # no room to keep it: those who listen now get it all the same
-            self._router.publish(will, session)
+        door = self._router.door
+        if door is not None and will.topic.startswith(b"$queue/"):
+            door.publish_will(will)
+            return
+        try:
+            if self._router.publish(will, session) < 0:
+                will.retain = False  # no room to keep it: those who listen now get it all the same
+                self._router.publish(will, session)
+        except (
+            QueueError
+        ) as error:  # a queue that captures the topic has no room, and nobody is left to hear it
+            if door is not None:
+                door.engine.warnings.append(f"a will for {will.topic.decode()} was not kept: {error}")
 
 
 class _Expiry(Deadline):

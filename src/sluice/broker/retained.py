@@ -24,7 +24,9 @@ class Retained:
         self._ours: int = 0
         self.count: int = 0
         self.bytes: int = 0
-        self.forgotten: Callable[[bytes], None] | None = None  # told of each topic that has no message any more
+        self.forgotten: Callable[[bytes], None] | None = (
+            None  # told of each topic that has no message any more
+        )
 
     def put(self, message: Publish, ours: bool) -> bool:
         """Keep `message`, or with an empty payload forget what its topic had [MQTT-3.3.1-6]; False when full.

@@ -19,6 +19,7 @@ from sluice.wire.packets import Publish
 from sluice.wire.topics import split_share
 
 if TYPE_CHECKING:
+    from sluice.broker.connection import Connection
     from sluice.broker.keeper import Keeper
     from sluice.broker.queue_consumer import QueueConsumer
     from sluice.broker.queue_door import QueueDoor
@@ -37,21 +38,22 @@ class Router:
         self.kept: i64 = (
             0  # counts what was given to the store: a publish that raises it is answered by the store
         )
+        self.held: list[Connection] = []  # not read until the store has taken what they published
         self.door: QueueDoor | None = None  # None: there are no queues, and $queue/... is an ordinary topic
 
     def publish(self, message: Publish, origin: Session | None) -> i64:
         """How many receivers it was handed to; -1 when it was to be retained and there is no more room."""
+        route = self.subscriptions.route(message.topic)
+        taken: i64 = 0
+        if route.captures and self.door is not None:  # first of all: a queue may refuse it
+            taken = self.door.capture(message, route.captures)
+            self.kept += taken
         if message.retain:
             if not self.retained.put(message, origin is None):
                 return -1
             if self.keeper is not None and not message.topic.startswith(b"$SYS/"):
                 self.keeper.keep_retained(message)
                 self.kept += 1
-        route = self.subscriptions.route(message.topic)
-        taken: i64 = 0
-        if route.captures and self.door is not None:
-            taken = self.door.capture(message, route.captures)
-            self.kept += taken
         qos = message.qos
         lasting: list[Delivery] | None = None  # for sessions that outlive the server
         for target in route.targets:
@@ -148,8 +150,21 @@ class Router:
     def answer_when_kept(self, session: Session, packet: Publish) -> None:
         """The publisher hears of it when the store has what this publish left behind."""
         if self.keeper is not None:
-            self.keeper.answer_when_kept(session, packet.packet_id | (packet.qos << 16))
+            self.keeper.answer_when_kept(session, session.tag(packet))
             session.answer_later(packet)
+
+    def hold_back(self, connection: Connection) -> None:
+        """A publish has left something for the store: its publisher must not be faster than that for long."""
+        if self.keeper is not None and self.keeper.is_full() and connection.hold():
+            self.held.append(connection)
+
+    def frame_taken(self) -> None:
+        """The store has taken what waited: publishers are heard again."""
+        if self.held:
+            held = self.held
+            self.held = []
+            for connection in held:
+                connection.unhold()
 
     def keep_session(self, session: Session, tag: i64) -> None:
         """A lasting session has changed; with a tag, it hears when that is kept."""
@@ -166,10 +181,27 @@ class Router:
         if self.keeper is not None:
             self.keeper.done(delivery)
 
+    def note_sent(self, delivery: Delivery) -> None:
+        if self.keeper is not None:
+            self.keeper.note_sent(delivery)
+
+    def note_there(self, delivery: Delivery) -> None:
+        if self.keeper is not None:
+            self.keeper.note_there(delivery)
+
+    def note_completed(self, delivery: Delivery) -> None:
+        if self.keeper is not None:
+            self.keeper.note_completed(delivery)
+
     def take_ack(self, lease: Lease, reason: i64) -> None:
         """A PUBACK settles a delivery from a queue."""
         if self.door is not None:
             self.door.acknowledged(lease, reason)
+
+    def hand_back(self, lease: Lease) -> None:
+        """A delivery from a queue that its consumer can never take: it is larger than the client allows."""
+        if self.door is not None:
+            self.door.too_large(lease)
 
     def feed(self, consumer: QueueConsumer) -> None:
         """A consumer of a queue has room on its line again."""

@@ -62,11 +62,26 @@ class Delivery:
         self.share: Share | None = share  # where it goes if this session ends before it is done
         # What a session is charged for it.
         self.size: i64 = len(message.payload) + len(message.raw) + len(message.topic)
+        self.packet_id: i64 = 0  # once it is sent
         self.released: bool = False  # PUBREC has come; PUBCOMP has not
         self.consumer: QueueConsumer | None = None  # of a message from a queue
         self.lease: Lease | None = None  # the same, while it is this session's
+        self.token: i64 = 0  # of that lease when it was sent: a later one is another delivery
         self.sid: int = 0  # of a session that outlives the server: its number,
         self.mail: Mail | None = None  # and where the message is kept for it
+
+    def is_void(self) -> bool:
+        """From a queue, and settled or with another consumer by now: an answer to it counts for the line only."""
+        consumer = self.consumer
+        if consumer is None:
+            return False
+        lease = self.lease
+        return (
+            lease is None
+            or lease.token != self.token
+            or lease.consumer is not consumer
+            or consumer.group is None
+        )
 
 
 class Session(Publisher):
@@ -90,7 +105,8 @@ class Session(Publisher):
         self._last_id: i64 = 0
         self._unreleased: set[int] | None = None  # incoming QoS 2 between PUBREC and PUBREL
         self._unstored: set[int] | None = None  # those of them that the store has not answered for
-        self._unanswered: i64 = 0  # incoming QoS 1 and 2 that wait for the store
+        self._unanswered: i64 = 0  # incoming QoS 1 and 2 of this connection that wait for the store
+        self._epoch: i64 = 0  # counts connections: see `tag`
         self.by_queue: dict[str, QueueConsumer] = {}
         self.queue_requests: dict[
             bytes, tuple[int, list[str]]
@@ -150,9 +166,17 @@ class Session(Publisher):
             self.refuse(packet, connection, QUOTA_EXCEEDED, "the server keeps no more retained messages")
         elif packet.qos > 0 and (router.kept != kept or (packet.qos == 2 and self.sid)):
             router.answer_when_kept(self, packet)
+            router.hold_back(connection)
         elif packet.qos > 0:
             reason: i64 = NO_MATCHING_SUBSCRIBERS if taken == 0 else 0
             connection.acknowledge(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id, reason, "")
+        elif router.kept != kept:
+            router.hold_back(connection)
+
+    def tag(self, packet: Publish) -> i64:
+        """What the store gives back when it has `packet`: its id, QoS and connection. A QoS 1 publish is answered on
+        its own connection only. A client that came back sends it again, and the id may be another message's by then."""
+        return packet.packet_id | (packet.qos << 16) | (self._epoch << 20)
 
     def answer_later(self, packet: Publish) -> None:
         """The answer to `packet` leaves when the store has it: see `stored`."""
@@ -169,17 +193,21 @@ class Session(Publisher):
             )
 
     def stored(self, tag: i64) -> None:
-        """The store has what this client published: only now does it hear so. `tag` is packet id and QoS."""
+        """The store has what this client published: only now does it hear so."""
         packet_id: i64 = tag & 0xFFFF
-        if (tag >> 16) == FILTERS:
-            self._answer_filters(int(packet_id))
+        kind: i64 = (tag >> 16) & 15
+        here = (tag >> 20) == self._epoch
+        if kind == FILTERS:
+            if here:
+                self._answer_filters(int(packet_id))
             return
-        self._unanswered -= 1
-        twice = (tag >> 16) == 2
+        if here:
+            self._unanswered -= 1
+        twice = kind == 2
         if twice and self._unstored is not None:
             self._unstored.discard(int(packet_id))
         connection = self.connection
-        if connection is not None:
+        if connection is not None and (here or twice):
             connection.acknowledge(PUBREC if twice else PUBACK, packet_id, 0, "")
 
     def _begin_receipt(self, packet: Publish, connection: Connection) -> bool:
@@ -205,7 +233,7 @@ class Session(Publisher):
 
     def refuse(self, packet: Publish, connection: Connection, reason: i64, why: str) -> None:
         """Answer a publish that was not taken. 3.1.1 has no words for it: no acknowledgement, and the line is cut."""
-        if packet.qos == 2 and self._unreleased is not None:
+        if packet.qos == 2 and reason >= 0x80 and self._unreleased is not None:
             self._unreleased.discard(int(packet.packet_id))
             if self.sid:
                 self.router.note_received(self, int(packet.packet_id), True)
@@ -253,14 +281,17 @@ class Session(Publisher):
         if message.qos == 0:
             if not connection.send(message, 0, False, False, 0, consumer.extra):
                 self._drop()
+                self.router.hand_back(lease)
             elif consumer.by_puback:
                 self.router.take_ack(lease, 0)  # there will be none: sent is done
             return
         delivery = Delivery(message, message.qos, False, consumer.extra, None)
         delivery.consumer = consumer
         delivery.lease = lease
+        delivery.token = lease.token
         self.held_bytes += delivery.size
-        self._start(delivery, connection)
+        if not self._start(delivery, connection):
+            self.router.hand_back(lease)
 
     def forget_lease(self, lease: Lease) -> None:
         """A delivery from a queue is not this session's any more: an answer to it counts for the line only."""
@@ -288,6 +319,9 @@ class Session(Publisher):
         self._last_id = packet_id
         if connection.send(delivery.message, delivery.qos, delivery.retain, False, packet_id, delivery.extra):
             self.inflight[int(packet_id)] = delivery
+            delivery.packet_id = packet_id
+            if delivery.qos == 2 and delivery.mail is not None:
+                self.router.note_sent(delivery)
             return True
         self._give_up(delivery)
         return False
@@ -354,7 +388,7 @@ class Session(Publisher):
         consumer = delivery.consumer
         if consumer is not None:
             lease = delivery.lease
-            if consumer.by_puback and lease is not None:
+            if consumer.by_puback and lease is not None and not delivery.is_void():
                 self.router.take_ack(lease, reason)
             else:
                 self.router.feed(consumer)
@@ -377,11 +411,17 @@ class Session(Publisher):
             return
         if packet.kind == PUBREC and packet.reason < 0x80:
             delivery.released = True
+            if delivery.mail is not None:
+                self.router.note_there(delivery)
             connection.acknowledge(PUBREL, packet.packet_id, 0, "")
         elif packet.kind == PUBREC or delivery.released:
+            if delivery.sid:
+                self.router.note_completed(delivery)
             self._finish(packet.packet_id, delivery)
 
     def _finish(self, packet_id: i64, delivery: Delivery) -> None:
+        if self.by_queue and len(self.inflight) >= self.window:
+            self.feed_consumers()  # those of other queues had no room either
         del self.inflight[int(packet_id)]
         self._let_go(delivery)
         if self._unsaid is not None and int(packet_id) in self._unsaid:
@@ -403,10 +443,11 @@ class Session(Publisher):
             reason, text = self._judge(request)
             if reason < 0x80 and door is not None and request.topic_filter.startswith(b"$queue/"):
                 if not request.topic_filter.startswith(b"$queue/responses/"):
-                    reason, text = door.subscribe(self, request, packet.properties, identifier)
+                    reason, text = door.subscribe(self, request, reason, packet.properties, identifier)
                     reasons.append(reason)
                     why = why or text
                     continue
+                reason, text = door.may_take_responses(self, request.topic_filter, reason)
             if reason < 0x80:
                 if door is not None and request.topic_filter.startswith(b"$admin/"):
                     door.watch()
@@ -425,6 +466,8 @@ class Session(Publisher):
         self._changed(connection, 0x90, packet.packet_id, reasons, why)
         for subscription, new in made:
             self.router.send_retained(subscription, new)
+            if door is not None and subscription.topic_filter.startswith(b"$queue/responses/"):
+                door.takes_responses(subscription)
 
     def _judge(self, request: SubscriptionRequest) -> tuple[int, str]:
         """The granted QoS, or the reason why this filter is refused and the words that go with it."""
@@ -444,7 +487,11 @@ class Session(Publisher):
             return UNSPECIFIED_ERROR, "the server's configuration refuses this filter to everybody"
         if self.grant is not None and not self.grant.may_subscribe(topic_filter):
             return NOT_AUTHORIZED, "this client may not subscribe to this filter"
-        if len(self.subscriptions) >= limits.max_subscriptions and topic_filter not in self.subscriptions:
+        if group and inner.startswith(b"$queue/") and self.router.door is not None:
+            return TOPIC_FILTER_INVALID, "a queue is shared by its groups: use $queue/<queue>/$group/<group>"
+        count = len(self.subscriptions) + len(self.queue_requests)
+        known = topic_filter in self.subscriptions or topic_filter in self.queue_requests
+        if count >= limits.max_subscriptions and not known:
             return QUOTA_EXCEEDED, f"a client has at most {limits.max_subscriptions} subscriptions here"
         return min(request.qos, int(limits.max_qos)), ""
 
@@ -463,7 +510,7 @@ class Session(Publisher):
         """Subscriptions have changed: a lasting session answers when that is kept."""
         if self.sid and self.router.keeper is not None:
             self._unkept[packet_id] = (head, reasons, why)
-            self.router.keep_session(self, packet_id | (FILTERS << 16))
+            self.router.keep_session(self, packet_id | (FILTERS << 16) | (self._epoch << 20))
         else:
             connection.answer_filters(head, packet_id, reasons, why)
 
@@ -478,19 +525,33 @@ class Session(Publisher):
         """A connection for this session: it is told again what was not acknowledged, and then what waits."""
         self.connection = connection
         self.gone_at = 0.0
-        void = [key for key, one in self.inflight.items() if one.consumer is not None and one.lease is None]
-        for key in void:  # from a queue, and with another consumer by now
+        self._epoch += 1
+        self._unanswered = 0
+        self._unkept.clear()
+        void = [key for key, one in self.inflight.items() if one.is_void()]
+        for key in void:
             self._let_go(self.inflight.pop(key))
         self._unsaid = deque(self.inflight) if self.inflight else None
         self.pump()
         if self.by_queue and self.router.door is not None:
             self.router.door.resumed(self)
 
+    def feed_consumers(self) -> None:
+        """The line has room again: whoever reads queues over it may have more."""
+        for consumer in self.by_queue.values():
+            self.router.feed(consumer)
+
     def restore_waiting(self, delivery: Delivery) -> None:
         """After a restart: a message that waits for this session."""
         if self.waiting is None:
             self.waiting = deque()
         self.waiting.append(delivery)
+        self.held_bytes += delivery.size
+
+    def restore_sent(self, delivery: Delivery, packet_id: int) -> None:
+        """After a restart: a QoS 2 message that was sent, and is to be said again under its id."""
+        delivery.packet_id = packet_id
+        self.inflight[packet_id] = delivery
         self.held_bytes += delivery.size
 
     def restore_received(self, packet_ids: set[int]) -> None:

@@ -215,6 +215,10 @@ class Subscriptions:
         self._forget_routes(topic_filter)
         return True
 
+    def has_below(self, level: bytes) -> bool:
+        """Whether anybody has subscribed to topics whose first level is this one."""
+        return level in self._root.children
+
     def _forget_routes(self, topic_filter: bytes) -> None:
         if has_wildcard(topic_filter):
             self._routes.clear()

@@ -42,7 +42,7 @@ class SysTopics(Deadline):
         counters = broker.counters
         sessions = len(broker.registry.sessions)
         connected = int(counters.clients_connected)
-        return {
+        values = {
             "clients/connected": connected,
             "clients/disconnected": sessions - connected,
             "clients/total": sessions,
@@ -66,6 +66,19 @@ class SysTopics(Deadline):
             "retained messages/bytes": broker.router.retained.bytes,
             "protocol violations/count": int(counters.protocol_violations),
         }
+        door = broker.router.door
+        if door is not None:
+            queues = list(door.engine.queues.values())
+            values["queues/count"] = len(queues)
+            values["queues/messages/waiting"] = sum(int(queue.depth) for queue in queues)
+            values["queues/messages/inflight"] = sum(
+                int(group.out())
+                for queue in queues
+                if queue.deadlines.first
+                for group in queue.groups.values()
+            )
+            values["queues/messages/dead"] = sum(sum(queue.dead.values()) for queue in queues)
+        return values
 
     def _tell(self, passed: float) -> None:
         values = self.values()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zstandard
 
-from sluice.queues.engine import Codec
+from sluice.queues.ports import Codec
 
 
 class ZstdCodec(Codec):
@@ -16,4 +16,7 @@ class ZstdCodec(Codec):
         return self._compressor.compress(data)
 
     def decompress(self, data: bytes) -> bytes:
-        return self._decompressor.decompress(data)
+        try:
+            return self._decompressor.decompress(data)
+        except zstandard.ZstdError as fault:
+            raise ValueError(str(fault)) from None

@@ -36,13 +36,28 @@ def _webhook(value: str) -> str:
     return value
 
 
+def _plain_filter(value: str) -> str:
+    """A filter for plain topics; the rules of MQTT for wildcards, without its words."""
+    levels = value.split("/")
+    if not value or len(value.encode()) > 65_535 or "\0" in value:
+        raise ValueError("must be a topic filter such as sensors/+/temp")
+    if levels[0] in ("$queue", "$admin", "$share"):
+        raise ValueError(f"cannot capture {levels[0]}/..., only plain topics")
+    for nth, level in enumerate(levels):
+        if "#" in level and (level != "#" or nth != len(levels) - 1):
+            raise ValueError("has a # that does not stand alone in the last level")
+        if "+" in level and level != "+":
+            raise ValueError("has a + that does not stand alone in its level")
+    return value
+
+
 QueueName = Annotated[str, AfterValidator(_queue_name)]
 
 
 class Binding(Section):
     """A plain topic filter whose messages the queue keeps a copy of, all of them or those with these headers."""
 
-    topic: str
+    topic: Annotated[str, AfterValidator(_plain_filter)]
     headers: dict[str, str] = {}
 
     @model_validator(mode="before")
@@ -69,8 +84,8 @@ class DeadLetterConfig(Section):
 
 class QueueLimits(Section):
     max_message_size: Annotated[int, number(1, 268_435_455)] = 1_048_576
-    max_queue_depth: Annotated[int, number(1)] = 100_000
-    message_ttl: Annotated[Seconds, lasting(0, 100 * YEAR)] = 604_800.0
+    max_queue_depth: Annotated[int, number(1, 2**62)] = 100_000
+    message_ttl: Annotated[Seconds, lasting(0, 50 * YEAR)] = 604_800.0  # 0: for ever
     retention: Annotated[Seconds, lasting(0, 100 * YEAR)] = 0.0
     overflow: Literal["reject", "drop-oldest", "dead-letter"] = "reject"
     on_expiry: Literal["drop", "dead-letter"] = "drop"

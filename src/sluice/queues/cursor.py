@@ -2,11 +2,13 @@
 
     floor ───────────────▶ fresh ───────────────▶ committed
       all below: settled     leased, waiting for a retry,      not offered to this group yet
-                             parked, or settled (`done`)
+                             parked, or settled
 
 The rule of order: of the messages with one key at most `batch_size` are out at a time, and a message counts as out from
 the moment it is chosen until it is settled, retries included. Those behind it are parked under its key; messages of
 other keys go on. What is parked is bounded: when it is too much, the cursor looks no further until some of it has gone.
+
+A message is out in one of two ways, never in both: it is in `_chosen`, or it has a lease that is not READY.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
-from sluice.message import DELAYED, PRIORITY_BITS
-from sluice.queues.delivery import Lease
+from sluice.message import DELAYED, PRIORITY_BITS, Message
+from sluice.queues.delivery import READY, Lease
 from sluice.queues.journal import ACKED, DEAD, EXPIRED, PURGED, SETTLED, Journal, NoteWriter
-from sluice.queues.partition import BLOCK, GONE, Partition
+from sluice.queues.partition import BLOCK, BLOCK_BITS, GONE, Partition
+from sluice.queues.rules import STRICT
 
 if TYPE_CHECKING:
     from sluice.queues.group import Group
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 LOOK_AHEAD: Final = 4096  # how many messages may be parked before the cursor stops looking for other keys
 SEQUENCE_BITS: Final = 48
 SEQUENCE_MASK: Final = (1 << 48) - 1
+NO_GATE: Final = 0x7FFF_FFFF_FFFF_FFFF
 
 
 class Cursor:
@@ -39,23 +43,23 @@ class Cursor:
         self.floor: i64 = floor
         self.fresh: i64 = floor
         self.leases: dict[int, Lease] = {}  # whatever was delivered once and is not settled
-        self.done: set[int] = set()  # settled, above the floor
+        self.done: set[int] = set()  # settled, above the floor, and kept for others or for its retention
         self.fetching: bool = False
+        self.ahead: Message | None = None  # the body that was waited for, whatever the cache makes of it
+        self.ahead_seq: i64 = -1
         self.out: i64 = 0  # leased right now
         self.entered: i64 = 0  # messages that this group had to settle, up to `entered_to`
         self.entered_to: i64 = partition.next
         self.counts: list[int] = [0, 0, 0, 0]  # acked, dead, expired, purged
-        self._ready: list[
-            int
-        ] = []  # chosen, to be leased before anything fresh: a heap by priority and sequence
+        self.gate_mark: i64 = NO_GATE  # when the floor comes here, a gate opens for others
+        self._ready: list[int] = []  # chosen, to be leased before anything fresh: by priority and sequence
         self._chosen: dict[int, int] = {}  # those, and the key that each keeps busy
         self._busy: dict[int, int] = {}  # messages out, by key
-        self._parked: dict[int, deque[int]] = {}
+        self._parked: dict[int, deque[int]] = {}  # sequences in order, by key
+        self._parked_early: dict[int, list[int]] = {}  # the same for what goes by its priority: heaps
         self._parked_count: i64 = 0
-        self._gated: dict[
-            int, list[int]
-        ] = {}  # keys behind an older partition that is not drained: see Queue.gate
-        self._look_twice: i64 = 0  # below this, what is fresh may have been settled or leased already
+        self._gated: dict[int, list[int]] = {}  # keys behind an older partition that is not drained: see Gate
+        self._look_twice: i64 = 0  # below this, what is fresh may have been leased already
         self._unlogged: list[list[int]] = [[], [], [], []]
         self._dirty: bool = False
 
@@ -69,22 +73,20 @@ class Cursor:
 
     def choose(self) -> i64:
         """The next message that may go out, now counted as out; -1 when there is none."""
-        partition = self.partition
         while self._ready:
             seq: i64 = i64(heapq.heappop(self._ready)) & SEQUENCE_MASK
-            key: i64 = self._chosen.pop(int(seq))
-            if partition.holds(seq) and int(seq) not in self.done and seq >= self.floor:
+            if self._chosen.pop(int(seq), -1) >= 0:  # else it was settled meanwhile
                 return seq
-            if key:
-                self._free_key(key)
-        queue = partition.queue
-        ordering = queue.rules.ordering
+        partition = self.partition
+        ordering = partition.queue.rules.ordering
         while self.fresh < partition.committed and self._parked_count < LOOK_AHEAD:
             seq = self.fresh
             self.fresh = seq + 1
             block = partition.block(seq)
             at: i64 = seq & (BLOCK - 1)
-            if block is None or block.address[at] == GONE:
+            if block is None:
+                continue
+            if block.address[at] == GONE:
                 continue
             if self.done and int(seq) in self.done:
                 continue
@@ -94,110 +96,177 @@ class Cursor:
                 continue  # comes by its own way: when it is due, or before the others
             if ordering == 0:
                 return seq
-            key = i64(block.key[at])
-            if key == 0:
-                return seq
-            if self._admit(seq, key):
+            key: i64 = 1 if ordering == STRICT else i64(block.key[at]) & 0xFFFF_FFFF
+            if key == 0 or self._admit(seq, key, -1):
                 return seq
         return -1
 
-    def _admit(self, seq: i64, key: i64) -> bool:
-        """Count `seq` as out, or park it behind the messages of its key that are out."""
+    def _admit(self, seq: i64, key: i64, priority: i64) -> bool:
+        """Count `seq` as out, or park it behind the messages of its key that are out. A `priority` that is not
+        negative means that it comes out of turn."""
         number = int(key)
         queue = self.partition.queue
-        if queue.gate_size and self.group.behind_gate(self.partition, key):
+        if queue.gates and self.group.is_behind_gate(self.partition, seq, key):
             self._gated.setdefault(number, []).append(int(seq))
             self._parked_count += 1
             return False
-        waiting = self._parked.get(number)
         busy = self._busy.get(number, 0)
-        if waiting is not None or busy >= queue.rules.batch_size:
-            if waiting is None:
-                waiting = self._parked[number] = deque()
-            waiting.append(int(seq))
+        if busy >= queue.rules.batch_size:
             self._parked_count += 1
+            if priority >= 0:
+                early = self._parked_early.get(number)
+                if early is None:
+                    early = self._parked_early[number] = []
+                heapq.heappush(early, _rank(seq, priority))
+            else:
+                waiting = self._parked.get(number)
+                if waiting is None:
+                    waiting = self._parked[number] = deque()
+                waiting.append(int(seq))
             return False
         self._busy[number] = busy + 1
         return True
 
     def key_of(self, seq: i64) -> i64:
         """The key by which this group keeps `seq` in order; 0 for none."""
-        if self.partition.queue.rules.ordering == 0:
+        ordering = self.partition.queue.rules.ordering
+        if ordering == 0:
             return 0
+        if ordering == STRICT:
+            return 1
         block = self.partition.block(seq)
-        return 0 if block is None else i64(block.key[seq & (BLOCK - 1)])
+        return 0 if block is None else i64(block.key[seq & (BLOCK - 1)]) & 0xFFFF_FFFF
 
     def come_early(self, seq: i64, priority: i64) -> None:
         """A message that does not wait for its turn among the fresh ones: it has a priority, or its delay is over."""
         key = self.key_of(seq)
-        if key == 0 or self._admit(seq, key):
+        if key == 0 or self._admit(seq, key, priority):
             self.put_back(seq, priority, key)
 
     def put_back(self, seq: i64, priority: i64, key: i64) -> None:
-        """A chosen message that was not leased, or is to be leased again."""
+        """A chosen message that was not leased, or is to be leased again: it counts as out."""
         self._chosen[int(seq)] = int(key)
-        heapq.heappush(self._ready, int(((9 - priority) << SEQUENCE_BITS) | seq))
+        heapq.heappush(self._ready, _rank(seq, priority))
 
-    def open_gate(self) -> None:
-        """The older partitions are drained: what stood behind them may go, in order."""
+    def hold_back(self, seq: i64) -> None:
+        """Not to be leased for now, and still out: its body is being read for its dead letter."""
+        self._chosen.pop(int(seq), None)
+
+    def open_gates(self) -> None:
+        """An older partition has come far enough: what stood behind it may go, in order."""
         gated = self._gated
         self._gated = {}
         for sequences in gated.values():
             self._parked_count -= len(sequences)
-            for seq in sequences:
+            living = [seq for seq in sequences if self.partition.holds(seq) and not self.settled(seq)]
+            for rank in sorted([_rank(seq, self.partition.priority(seq)) for seq in living]):
+                seq: i64 = i64(rank) & SEQUENCE_MASK
                 self.come_early(seq, self.partition.priority(seq))
 
+    def set_gate_mark(self) -> None:
+        """Look which gate this cursor's floor comes to next."""
+        self.gate_mark = NO_GATE
+        number = self.partition.number
+        for gate in self.partition.queue.gates:
+            if number < len(gate.floors):
+                mark: i64 = gate.floors[number]
+                if self.floor < mark and mark < self.gate_mark:
+                    self.gate_mark = mark
+
+    def end_out(self, lease: Lease) -> None:
+        """A delivery is over, whatever its state: it counts as out no more."""
+        if lease.state == READY:
+            self.withdraw(lease.seq)
+        elif lease.key:
+            self._free_key(lease.key)
+
+    def withdraw(self, seq: i64) -> None:
+        """It will not be leased after all; nothing happens if it was not chosen."""
+        key: i64 = self._chosen.pop(int(seq), 0)
+        if key:
+            self._free_key(key)
+
     def _free_key(self, key: i64) -> None:
-        """One message less of this key is out: the next one of it may be chosen."""
+        """One message less of this key is out: the next one of it is chosen."""
         number = int(key)
-        waiting = self._parked.get(number)
-        if waiting is not None:
-            while waiting:
-                seq: i64 = waiting.popleft()
-                self._parked_count -= 1
-                if not waiting:
-                    del self._parked[number]
-                if self.partition.holds(seq) and int(seq) not in self.done:
-                    self.put_back(seq, self.partition.priority(seq), key)
-                    return
         busy = self._busy.get(number, 0) - 1
+        if self._parked_count and (number in self._parked or number in self._parked_early):
+            most = self.partition.queue.rules.batch_size
+            while busy < most:
+                rank: i64 = self._next_parked(number)
+                if rank < 0:
+                    break
+                seq: i64 = rank & SEQUENCE_MASK
+                if self.partition.holds(seq) and not self.settled(seq):
+                    self._chosen[int(seq)] = number
+                    heapq.heappush(self._ready, int(rank))
+                    busy += 1
         if busy > 0:
             self._busy[number] = busy
         else:
             self._busy.pop(number, None)
 
+    def _next_parked(self, number: int) -> i64:
+        """Take the first of a key out of those that are parked; -1 when there is none."""
+        waiting = self._parked.get(number)
+        early = self._parked_early.get(number)
+        rank: i64 = -1
+        if waiting is not None:
+            rank = _rank(waiting[0], 0)
+        if early is not None and (rank < 0 or early[0] < rank):
+            rank = heapq.heappop(early)
+            if not early:
+                del self._parked_early[number]
+        elif waiting is not None:
+            waiting.popleft()
+            if not waiting:
+                del self._parked[number]
+        if rank >= 0:
+            self._parked_count -= 1
+        return rank
+
     # ---- settling
 
-    def settle(self, seq: i64, how: i64, key: i64, chosen: bool, journal: Journal) -> None:
-        """This group is done with `seq`. `chosen`: it was counted as out, so its key is freed."""
-        self.note_settled(seq, how)
+    def log_settled(self, seq: i64, how: i64, journal: Journal) -> None:
+        """For the frame that is being made."""
         self._unlogged[how].append(int(seq))
         if not self._dirty:
             self._dirty = True
             journal.add_dirty(self)
-        if chosen and key:
-            self._free_key(key)
 
-    def note_settled(self, seq: i64, how: i64) -> None:
-        self.counts[how] += 1
-        self.pass_over(seq)
-
-    def pass_over(self, seq: i64) -> None:
-        """`seq` needs no more of this group; not counted, since it may never have been this group's."""
-        if seq != self.floor:
+    def pass_over(self, seq: i64, kept: bool) -> None:
+        """`seq` needs no more of this group; `kept`: others still need it."""
+        if seq == self.floor:
+            self.advance(seq + 1)
+        elif kept and seq > self.floor:
             self.done.add(int(seq))
-            return
-        floor: i64 = seq + 1
+
+    def advance(self, floor: i64) -> None:
+        """Move the floor to `floor`, and on over all that is settled or gone behind it."""
         done = self.done
-        while done and int(floor) in done:
-            done.discard(int(floor))
-            floor += 1
+        partition = self.partition
+        end = partition.next
+        while floor < end:
+            if done and int(floor) in done:
+                done.discard(int(floor))
+                floor += 1
+                continue
+            block = partition.block(floor)
+            if block is None:
+                floor = ((floor >> BLOCK_BITS) + 1) << BLOCK_BITS
+            elif block.address[floor & (BLOCK - 1)] == GONE:
+                floor += 1
+            else:
+                break
+        if floor > end:
+            floor = end
         self.floor = floor
         if self.fresh < floor:
             self.fresh = floor
 
     def settled(self, seq: i64) -> bool:
-        return seq < self.floor or int(seq) in self.done
+        """Whether a message that is kept needs no more of this group."""
+        return seq < self.floor or (len(self.done) > 0 and int(seq) in self.done)
 
     def write_settled(self, journal: Journal, now_ms: i64) -> None:
         """What was settled since the last frame, as notes of this one."""
@@ -221,61 +290,84 @@ class Cursor:
         self.entered_to = self.partition.next
         return self.entered
 
+    def count_settled(self) -> i64:
+        counts = self.counts
+        return i64(counts[ACKED]) + i64(counts[DEAD]) + i64(counts[EXPIRED]) + i64(counts[PURGED])
+
     def retrying(self) -> i64:
         return len(self.leases) - self.out
 
     def waiting(self) -> i64:
-        settled = self.counts[ACKED] + self.counts[DEAD] + self.counts[EXPIRED] + self.counts[PURGED]
-        return self.count_entered() - settled - len(self.leases)
+        return self.count_entered() - self.count_settled() - len(self.leases)
 
-    def count_waiting(self) -> i64:
-        """The same, counted one by one: what the ledger is verified against."""
-        waiting: i64 = 0
-        seq = self.partition.first_live(self.floor)
-        while seq < self.partition.next:
-            number = int(seq)
-            if (
-                number not in self.done
-                and number not in self.leases
-                and self.partition.is_for(seq, self.group.gid)
-            ):
-                waiting += 1
-            seq = self.partition.first_live(seq + 1)
-        return waiting
+    def count_unsettled(self) -> i64:
+        """Everything that this group has still to settle, counted one by one."""
+        count: i64 = 0
+        partition = self.partition
+        gid = self.group.gid
+        seq = partition.first_live(self.floor)
+        while seq < partition.next:
+            if not self.settled(seq) and partition.is_for(seq, gid):
+                count += 1
+            seq = partition.first_live(seq + 1)
+        return count
+
+    def slots(self) -> dict[int, int]:
+        """Messages out by key, as they are counted on the way."""
+        return dict(self._busy)
+
+    def count_slots(self) -> dict[int, int]:
+        """The same, counted one by one."""
+        found: dict[int, int] = {}
+        for key in self._chosen.values():
+            if key:
+                found[key] = found.get(key, 0) + 1
+        for lease in self.leases.values():
+            if lease.state != READY and lease.key:
+                found[int(lease.key)] = found.get(int(lease.key), 0) + 1
+        return found
 
     # ---- starting over
 
-    def restart(self, floor: i64) -> None:
-        """After recovery or a seek: everything from `floor` on that is not settled is offered again."""
-        self.floor = floor
-        self.fresh = floor
-        self._look_twice = self.partition.next
+    def rebuild(self) -> None:
+        """After recovery, a seek or a change of the order: choose anew from the floor, as the rules are now. What is
+        leased stays out."""
+        partition = self.partition
+        self.fresh = self.floor
+        self._look_twice = partition.next
         self._ready = []
         self._chosen = {}
         self._busy = {}
         self._parked = {}
+        self._parked_early = {}
         self._parked_count = 0
         self._gated = {}
-        self.pass_over_known()
+        for lease in self.leases.values():
+            lease.key = self.key_of(lease.seq)
+            if lease.key:
+                self._busy[int(lease.key)] = self._busy.get(int(lease.key), 0) + 1
+            if lease.state == READY:
+                self.put_back(lease.seq, partition.priority(lease.seq), lease.key)
+        seq = partition.first_live(self.floor)
+        while seq < partition.committed:
+            self.come_early_if_special(seq)
+            seq = partition.first_live(seq + 1)
+        self.set_gate_mark()
 
-    def sought(self, floor: i64, entered: i64) -> None:
-        """Recovery replays a seek."""
-        self.floor = floor
-        self.fresh = floor
-        self.done = set()
-        self.leases = {}
-        self.entered = entered
-        self.entered_to = self.partition.next
+    def come_early_if_special(self, seq: i64) -> None:
+        """What is not found among the fresh: it has a priority, or had a delay."""
+        partition = self.partition
+        flags = partition.flags(seq)
+        if (
+            flags & (DELAYED | PRIORITY_BITS)
+            and seq < partition.committed
+            and int(seq) not in partition.delayed
+            and int(seq) not in self.leases
+            and not self.settled(seq)
+        ):
+            self.come_early(seq, flags & PRIORITY_BITS)
 
-    def pass_over_known(self) -> None:
-        while self.done and int(self.floor) in self.done:
-            self.done.discard(int(self.floor))
-            self.floor += 1
-        if self.fresh < self.floor:
-            self.fresh = self.floor
 
-    def hold_lease(self, lease: Lease) -> None:
-        """A lease that recovery brought back: it is out, so its key is."""
-        self.leases[int(lease.seq)] = lease
-        if lease.key:
-            self._busy[int(lease.key)] = self._busy.get(int(lease.key), 0) + 1
+def _rank(seq: i64, priority: i64) -> int:
+    """Its place among those that are ready: the higher priority first, then the older."""
+    return int(((9 - priority) << SEQUENCE_BITS) | seq)

@@ -11,16 +11,24 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
+from sluice.errors import QueueError
 from sluice.message import Message, decode_headers, encode_header
+from sluice.queues import journal as notes
+from sluice.queues.delivery import LEASED
+from sluice.queues.journal import ACKED, NoteWriter
 from sluice.queues.names import message_id
 from sluice.queues.partition import Partition
 
 if TYPE_CHECKING:
     from sluice.queues.delivery import Lease
     from sluice.queues.engine import Engine
+    from sluice.queues.group import Group
     from sluice.queues.queue import Queue
 
+# Why a consumer rejects a message. The first is a `rejected` one whatever channel it goes to.
 UNACCEPTABLE: Final = "unacceptable"
+DELIVERY_ERROR: Final = "delivery-error"
+REJECTED: Final = "rejected"
 
 _OWN_NAMES: Final = frozenset(
     (
@@ -31,6 +39,7 @@ _OWN_NAMES: Final = frozenset(
         "original-message-id",
         "original-group",
         "original-enqueued-at",
+        "original-priority",
         "dead-reason",
         "dead-description",
         "dead-at",
@@ -61,36 +70,44 @@ class Alert:
         self.story = story
 
 
-def bury(engine: Engine, lease: Lease, reason: str, description: str) -> None:
+def bury(engine: Engine, lease: Lease, message: Message, reason: str, description: str) -> None:
     """Write the dead letter of a delivery; its end in its own queue is the engine's, in the same frame."""
-    message = lease.message
     cursor = lease.cursor
     queue = cursor.group.queue
-    if message is None:
-        return
     story = _story(engine, queue, cursor.partition, lease.seq, message, reason, description)
-    story["original-group"] = cursor.group.name
-    story["attempts"] = str(lease.failures if lease.failures else 1)
-    story["first-attempt-at"] = iso_time(lease.first_at)
-    story["last-attempt-at"] = iso_time(lease.last_at)
+    _tell_attempts(story, lease)
     _write(engine, queue, message, cursor.group.name, reason, story)
 
 
-def bury_expired(engine: Engine, partition: Partition, seq: i64, message: Message) -> None:
-    """Write the dead letter of a message that nobody took in time."""
+def bury_expired(
+    engine: Engine, partition: Partition, seq: i64, message: Message, group: Group | None, lease: Lease | None
+) -> None:
+    """Write the dead letter of a message that nobody took in time: for one group, or for all of them."""
     queue = partition.queue
-    _write(
-        engine, queue, message, "", "expired", _story(engine, queue, partition, seq, message, "expired", "")
-    )
+    story = _story(engine, queue, partition, seq, message, "expired", "")
+    name = ""
+    if group is not None:
+        name = group.name
+        story["original-group"] = name
+    if lease is not None:
+        _tell_attempts(story, lease)
+    _write(engine, queue, message, name, "expired", story)
 
 
-def bury_unborn(engine: Engine, queue: Queue, message: Message, reason: str) -> bool:
-    """Write the dead letter of a message that its queue has no room for; False when it has no dead letters either."""
-    if not queue.rules.dlq_enabled:
+def bury_unborn(engine: Engine, queue: Queue, message: Message, reason: str, description: str = "") -> bool:
+    """Write the dead letter of a message that its queue does not take; False when there is no place for it either."""
+    if not queue.rules.dlq_enabled and not (reason == UNACCEPTABLE and queue.rules.invalid_name):
         return False
     message.enqueued_at = int(engine.now * 1000.0)
-    _write(engine, queue, message, "", reason, _story(engine, queue, None, 0, message, reason, ""))
+    _write(engine, queue, message, "", reason, _story(engine, queue, None, 0, message, reason, description))
     return True
+
+
+def _tell_attempts(story: dict[str, str], lease: Lease) -> None:
+    story["original-group"] = lease.cursor.group.name
+    story["attempts"] = str(lease.attempt)
+    story["first-attempt-at"] = iso_time(lease.first_at)
+    story["last-attempt-at"] = iso_time(lease.last_at)
 
 
 def _story(
@@ -112,18 +129,20 @@ def _story(
         "original-topic": topic,
         "original-message-id": name.decode("utf-8", "replace"),
         "original-enqueued-at": iso_time(float(message.enqueued_at) / 1000.0),
-        "dead-reason": reason,
+        "dead-reason": REJECTED if reason == UNACCEPTABLE else reason,
         "dead-description": description,
         "dead-at": now,
         "originalTopic": topic,
         "originalMessageType": "bytes",
-        "rejectionReason": reason,
+        "rejectionReason": reason if reason == UNACCEPTABLE else DELIVERY_ERROR,
         "rejectionTimestamp": now,
         "rejectionMessage": description,
     }
     if partition is not None:
         story["original-partition"] = str(partition.number)
         story["original-sequence"] = str(seq)
+    if message.priority:
+        story["original-priority"] = str(message.priority)
     return story
 
 
@@ -131,14 +150,21 @@ def _write(
     engine: Engine, queue: Queue, message: Message, group: str, reason: str, story: dict[str, str]
 ) -> None:
     rules = queue.rules
-    queue.dead[reason] = queue.dead.get(reason, 0) + 1
+    dead_reason = story["dead-reason"]
+    count(queue, dead_reason)
+    note = NoteWriter(notes.DIED)
+    note.number(queue.qid)
+    note.text(dead_reason)
+    engine.note(note, False)
+    target = ""
     if reason == UNACCEPTABLE and rules.invalid_name:
         target = rules.invalid_name
     elif rules.dlq_enabled:
         target = rules.dlq_name
-    else:
+    home = _channel(engine, target) if target else None
+    if home is None:
         engine.warnings.append(
-            f"message {story['original-message-id']} of queue {queue.name} is dead ({reason}) and there is no "
+            f"message {story['original-message-id']} of queue {queue.name} is dead ({dead_reason}) and there is no "
             "dead-letter queue to keep it: settled"
         )
         return
@@ -147,10 +173,27 @@ def _write(
     letter.headers = strip_story(message.headers) + b"".join(
         encode_header(name, value) for name, value in story.items() if value
     )
-    engine.append(engine.ensure(target), letter, 0)
+    engine.append(home, letter, 0)
     if reason != "overflow" or rules.alert_webhook:
         name = story["original-message-id"]
-        engine.alerts.append(Alert(rules.alert_webhook, queue.name, target, name, group, reason, story))
+        engine.alerts.append(Alert(rules.alert_webhook, queue.name, target, name, group, dead_reason, story))
+
+
+def count(queue: Queue, reason: str) -> None:
+    queue.dead[reason] = queue.dead.get(reason, 0) + 1
+
+
+def _channel(engine: Engine, name: str) -> Queue | None:
+    """The queue that takes the dead, made if it is not there; None when it cannot be."""
+    queue = engine.queues.get(name)
+    if queue is None:
+        try:
+            queue = engine.ensure(name)
+        except QueueError as fault:
+            engine.warnings.append(f"no dead letters can be kept: {fault}")
+            return None
+        engine.made.append(queue)
+    return queue
 
 
 def strip_story(headers: bytes) -> bytes:
@@ -164,23 +207,41 @@ def strip_story(headers: bytes) -> bytes:
 
 def redrive(engine: Engine, partition: Partition, seq: i64, letter: Message, to_all: bool) -> bool:
     """Put a dead letter back: to the group that failed it, on its old partition, or to all groups. One frame holds its
-    end here and its new beginning there. False when the queue it came from is gone."""
+    end here and its new beginning there. False when the queue it came from is gone, or somebody works on the letter."""
     story = dict(decode_headers(letter.headers))
     queue = engine.queues.get(story.get("original-queue", ""))
-    if queue is None:
+    if queue is None or not partition.holds(seq) or not is_idle(partition, seq):
         return False
-    message = Message(letter.payload, letter.props, letter.key, story["original-message-id"].encode())
+    message = Message(letter.payload, letter.props, letter.key, story.get("original-message-id", "").encode())
     message.topic = letter.topic
     message.headers = strip_story(letter.headers)
+    message.priority = _number(story, "original-priority", 0)
     group = queue.groups.get(story.get("original-group", ""))
     target: i64 = 0 if to_all or group is None else group.gid
-    number = int(story.get("original-partition", "-1"))
-    if 0 <= number < len(queue.partitions) and target:
+    number: i64 = _number(story, "original-partition", -1)
+    if number >= 0 and number < len(queue.partitions):
         home = queue.partitions[number]
         engine.append_to(home, message, engine.key_hash(queue, message.key), target)
     else:
         engine.append(queue, message, target)
-    engine.remove_for_all(partition, seq, 0)
+    engine.remove_for_all(partition, seq, ACKED)
+    return True
+
+
+def _number(story: dict[str, str], name: str, default: int) -> i64:
+    """Headers of letters may have been written by anybody."""
+    try:
+        return int(story.get(name, default))
+    except ValueError:
+        return default
+
+
+def is_idle(partition: Partition, seq: i64) -> bool:
+    """Whether nobody is working on a message."""
+    for cursor in partition.cursors:
+        lease = cursor.leases.get(int(seq))
+        if lease is not None and lease.state == LEASED:
+            return False
     return True
 
 

@@ -4,6 +4,7 @@
     LEASED     ack       (settled)          LEASED     expire, nack, vanish    WAITING, or dead
     LEASED     release   READY              WAITING    ack by its last holder  (settled): the work was done
     WAITING    due       READY              READY      lease                   LEASED
+    WAITING, READY       reject, give up    DYING until its body is read, then dead
 
 Only what has been leased at least once has an object of this kind; a message that still waits for its first delivery is
 a sequence and nothing more.
@@ -25,6 +26,7 @@ LEASED: Final = 0
 WAITING: Final = 1
 READY: Final = 2
 SETTLED: Final = 3
+DYING: Final = 4
 
 
 class Lease:
@@ -41,9 +43,14 @@ class Lease:
         self.attempt: i64 = 0  # counts deliveries that were not given back
         self.first_at: float = 0.0  # when it was first delivered
         self.last_at: float = 0.0
+        self.since: float = (
+            0.0  # when its deadline began to run: its delivery, or the last time it was extended
+        )
         self.deadline: float = 0.0
         self.due: float = 0.0  # of a WAITING one
         self.description: str = ""
+        self.own_id: bytes = b""  # the publisher's, under which the group finds it
+        self.namesake: Lease | None = None  # another one with that id: its publisher has used it again
         self.before: Lease | None = None  # neighbours in order of deadline
         self.after: Lease | None = None
 
@@ -79,3 +86,10 @@ class DeadlineList:
             after.before = before
         lease.before = None
         lease.after = None
+
+    def set_timeout(self, seconds: float) -> None:
+        """Another time-out for all of them: the order stays."""
+        lease = self.first
+        while lease is not None:
+            lease.deadline = lease.since + seconds
+            lease = lease.after

@@ -29,6 +29,8 @@ class Group:
         self.nacked: i64 = 0
         self._owners: list[int] = []
 
+    # ---- members
+
     def rebalance(self) -> list[Cursor]:
         """Share the partitions out among the active members; the cursors that have a new one."""
         active = self._active()
@@ -48,24 +50,62 @@ class Group:
         return moved
 
     def _active(self) -> list[Consumer]:
-        """Who gets partitions: one exclusive member alone, else those of the highest priority that are not stalled."""
-        exclusive = [consumer for consumer in self.consumers if consumer.exclusive]
+        """Who gets partitions: one exclusive member alone, else those of the highest priority that are not stalled.
+        Whoever cannot be reached counts only where nobody can."""
+        able = [consumer for consumer in self.consumers if not consumer.paused] or self.consumers
+        exclusive = [consumer for consumer in able if consumer.exclusive]
         if exclusive:
             return exclusive[:1]
-        able = [consumer for consumer in self.consumers if not consumer.stalled] or self.consumers
+        able = [consumer for consumer in able if not consumer.stalled] or able
         if not able:
             return []
         highest = max(consumer.priority for consumer in able)
         return [consumer for consumer in able if consumer.priority == highest]
-
-    def behind_gate(self, partition: Partition, key: i64) -> bool:
-        """Whether messages of `key` from before the partitions were added are not all settled yet."""
-        queue = self.queue
-        old: i64 = (key & 0xFFFF_FFFF) % queue.gate_size
-        return old != partition.number and self.cursors[old].floor < queue.gate_floors[old]
 
     def out(self) -> i64:
         count: i64 = 0
         for cursor in self.cursors:
             count += cursor.out
         return count
+
+    # ---- order across a change of the number of partitions
+
+    def is_behind_gate(self, partition: Partition, seq: i64, key: i64) -> bool:
+        """Whether messages of `key` from before a gate, in the partition that had it then, are not all settled."""
+        number = partition.number
+        for gate in self.queue.gates:
+            size: i64 = len(gate.floors)
+            if number < size and seq < gate.floors[number]:
+                continue  # it is older than this gate itself
+            old: i64 = key % size
+            if old != number and self.cursors[old].floor < gate.floors[old]:
+                return True
+        return False
+
+    # ---- deliveries by their publisher's id
+
+    def add_name(self, lease: Lease, name: bytes) -> None:
+        if lease.own_id:
+            return
+        lease.own_id = name
+        lease.namesake = self.own_ids.get(name)
+        self.own_ids[name] = lease
+
+    def drop_name(self, lease: Lease) -> None:
+        name = lease.own_id
+        if not name:
+            return
+        first = self.own_ids.get(name)
+        if first is lease:
+            if lease.namesake is None:
+                del self.own_ids[name]
+            else:
+                self.own_ids[name] = lease.namesake
+        else:
+            while first is not None:
+                if first.namesake is lease:
+                    first.namesake = lease.namesake
+                    break
+                first = first.namesake
+        lease.own_id = b""
+        lease.namesake = None

@@ -21,14 +21,16 @@ if TYPE_CHECKING:
     from sluice.queues.ports import Publisher
 
 # The notes: what changed, in the first byte of the body.
-QUEUE_MADE: Final = 1  # qid, first pid of the partitions added, count; JSON: name, configuration, gate
+QUEUE_MADE: Final = 1  # qid, first pid of the partitions added, count, name, configuration, time, gates
 QUEUE_GONE: Final = 2  # qid
-GROUP_MADE: Final = 3  # qid, gid; name, then the floor of each partition
+GROUP_MADE: Final = 3  # qid, gid, name, then the floor of each partition
 GROUP_GONE: Final = 4  # gid
-SETTLED: Final = 5  # gid, pid; how, then ranges of sequences
-RETRY: Final = 6  # gid, pid; seq, failures, attempt, due, first delivery
-REMOVED: Final = 7  # pid; how, then ranges: for all groups (purged, expired, overflow)
-SOUGHT: Final = 8  # gid; floor of each partition
+SETTLED: Final = 5  # gid, pid, how, then ranges of sequences
+RETRY: Final = 6  # gid, pid, seq, failures, due, first and last delivery, description
+REMOVED: Final = 7  # pid, then ranges: by no group's doing (purged or expired without groups, retention over)
+SOUGHT: Final = 8  # gid, then the floor of each partition
+TARGET: Final = 9  # pid, seq, gid: the message that follows is for one group alone
+DIED: Final = 10  # qid, reason: for the counters
 
 # How a message was settled.
 ACKED: Final = 0
@@ -60,20 +62,31 @@ class Journal:
         self._tags: list[int] = []
         self._partitions: list[Partition] = []
         self._dirty: list[Cursor] = []
+        self._thinned: list[Partition] = []  # from which something was removed
         self.note_last: Keeping | None = None  # has a note to write when the frame is closed
 
     def begin(self, base: i64) -> None:
         """The store says where the frame under construction will stand. Before its first record is written."""
         self._base = base
 
+    def size(self) -> i64:
+        """Bytes that wait in the open frame."""
+        return len(self._out)
+
     def waits(self) -> bool:
         """Whether there is anything to commit."""
-        return self._count > 0 or len(self._dirty) > 0 or len(self._tags) > 0 or self.note_last is not None
+        return (
+            self._count > 0
+            or len(self._dirty) > 0
+            or len(self._tags) > 0
+            or len(self._thinned) > 0
+            or self.note_last is not None
+        )
 
     def hurries(self) -> bool:
         """Whether somebody waits for the commit, or a crash could lose more than a settlement. Settlements alone can
         ride with what comes next: one that is lost is a redelivery."""
-        return self._sync or len(self._tags) > 0 or len(self._out) > 1_048_576
+        return self._sync or len(self._tags) > 0 or len(self._partitions) > 0 or len(self._out) > 1_048_576
 
     def add_message(
         self,
@@ -118,11 +131,28 @@ class Journal:
     def add_dirty(self, cursor: Cursor) -> None:
         self._dirty.append(cursor)
 
-    def close(self, now_ms: i64) -> Frame:
-        """End the frame: gathered settlements become notes, and a new frame begins (see `begin`)."""
+    def add_removed(self, partition: Partition, seq: i64) -> None:
+        if not partition.removed:
+            self._thinned.append(partition)
+        partition.removed.append(int(seq))
+
+    def flush(self, now_ms: i64) -> None:
+        """Write down what was settled so far. Whatever changes what settling means (a new group, a seek, other rules)
+        is noted behind this, so that recovery goes through the same states in the same order."""
         for cursor in self._dirty:
             cursor.write_settled(self, now_ms)
         self._dirty = []
+        for partition in self._thinned:
+            note = NoteWriter(REMOVED)
+            note.number(partition.pid)
+            note.ranges(partition.removed)
+            partition.removed = []
+            self.add_note(note.value(), now_ms, False)
+        self._thinned = []
+
+    def close(self, now_ms: i64) -> Frame:
+        """End the frame: gathered settlements become notes, and a new frame begins (see `begin`)."""
+        self.flush(now_ms)
         if self.note_last is not None:
             self.note_last.write_done(now_ms)
             self.note_last = None
@@ -163,7 +193,14 @@ class Note:
         self._at += 4
         value = self._body[self._at : self._at + size]
         self._at += size
-        return value.decode()
+        return value.decode("utf-8", "surrogateescape")
+
+    def data(self) -> bytes:
+        size: i64 = i64(read_i32_le(self._body, self._at))
+        self._at += 4
+        value = self._body[self._at : self._at + size]
+        self._at += size
+        return value
 
     def more(self) -> bool:
         return self._at < len(self._body)
@@ -179,12 +216,14 @@ class NoteWriter:
 
     def real(self, seconds: float) -> None:
         """A time or a duration, kept in milliseconds."""
-        write_i64_le(self._out, int(seconds * 1000.0))
+        write_i64_le(self._out, int(seconds * 1000.0 + 0.5))
 
     def text(self, value: str) -> None:
-        data = value.encode()
-        write_i32_le(self._out, i32(len(data)))
-        self._out.write(data)
+        self.data(value.encode("utf-8", "surrogateescape"))
+
+    def data(self, value: bytes) -> None:
+        write_i32_le(self._out, i32(len(value)))
+        self._out.write(value)
 
     def ranges(self, sequences: list[int]) -> None:
         """Sorted sequences as (first, count) pairs, to the end of the note."""

@@ -5,14 +5,14 @@ All of it is records of the same log, in the same frames, under the same promise
 A *thing* has a key and a value, and the last value counts: a retained message by its topic, a session by its client id.
 *Mail* is one message for one or more sessions: written once, whoever it is for, and let go when the last one has it.
 
-The broker holds values and messages in memory; here is only where they stand in the store, and what still lives of them.
+The broker holds values and messages in memory; here is only where they stand in the store, and what lives of them.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from librt.strings import BytesWriter, read_i32_le, write_i32_le, write_i64_le
+from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, write_i64_le
 from mypy_extensions import i32, i64
 
 from sluice.queues.journal import Journal, Note, NoteWriter
@@ -30,6 +30,8 @@ THING_GONE: Final = 32  # pid, seq
 MAIL_DONE: Final = 33  # pairs: mail, session
 RECEIVED: Final = 34  # session, packet id: a QoS 2 message has come in
 RELEASED: Final = 35  # session, packet id: and its PUBREL
+SENT: Final = 36  # session, packet id, mail: a QoS 2 message has gone out; mail 0: and its PUBREC has come
+COMPLETED: Final = 37  # session, packet id: and its PUBCOMP
 
 
 class Thing:
@@ -48,6 +50,16 @@ class Mail:
         self.readers: list[int] = []  # sessions that do not have it yet
 
 
+class Kept:
+    """Something that recovery found: a thing with its key, or mail (`key` is empty then)."""
+
+    def __init__(self, pid: i64, seq: i64, key: bytes, value: bytes) -> None:
+        self.pid: i64 = pid
+        self.seq: i64 = seq
+        self.key: bytes = key
+        self.value: bytes = value
+
+
 class Keeping:
     def __init__(self, journal: Journal, segments: Segments) -> None:
         self.journal = journal
@@ -59,14 +71,24 @@ class Keeping:
         self._done: list[int] = []  # mail and session in turn, since the last frame
         self.next_session: i64 = 1
         self.received: dict[int, set[int]] = {}  # unreleased QoS 2 by session
+        self.sent: dict[
+            int, dict[int, int]
+        ] = {}  # outgoing QoS 2 by session: mail by packet id, 0 when it is there
         # Of recovery: what lives, and where, before its bodies are read.
         self._living: dict[int, Thing] = {}
+        self.is_whole: bool = (
+            True  # else nothing may be thrown away: the broker has not been given back its own yet
+        )
 
     # ---- things
 
     def put(self, pid: i64, key: bytes, value: bytes, now_ms: i64) -> None:
-        """Keep `value` in place of what `key` had."""
+        """Keep `value` in place of what `key` had. The record names the one it replaces: recovery knows without
+        reading either of them, and what is dropped later does not uncover an older value."""
+        name = _name(pid, key)
+        old = self._things.get(name)
         out = BytesWriter()
+        write_i64_le(out, 0 if old is None else old.seq)
         write_i32_le(out, i32(len(key)))
         out.write(key)
         out.write(value)
@@ -76,8 +98,6 @@ class Keeping:
         address = self.journal.add_kept(pid, seq, 0, now_ms, body)
         thing = Thing(pid, seq, address, 40 + len(body))
         self._segments.add(address, thing.size)
-        name = _name(pid, key)
-        old = self._things.get(name)
         if old is not None:
             self._segments.drop(old.address, old.size)
             del self._by_seq[int(old.seq)]
@@ -138,11 +158,42 @@ class Keeping:
         self._apply_received(session, packet_id, released)
 
     def _apply_received(self, session: int, packet_id: int, released: bool) -> None:
+        self._knows_session(session)
         ids = self.received.setdefault(session, set())
         if released:
             ids.discard(packet_id)
         else:
             ids.add(packet_id)
+
+    def _knows_session(self, session: int) -> None:
+        """Numbers of sessions are not used twice: what was noted of an old one must not fall to a new one."""
+        self.next_session = max(self.next_session, session + 1)
+
+    # ---- outgoing QoS 2
+
+    def note_sent(self, session: int, packet_id: int, mail: int, now_ms: i64) -> None:
+        note = NoteWriter(SENT)
+        note.number(session)
+        note.number(packet_id)
+        note.number(mail)
+        self.journal.add_note(note.value(), now_ms, False)
+        self.sent.setdefault(session, {})[packet_id] = mail
+
+    def note_completed(self, session: int, packet_id: int, now_ms: i64) -> None:
+        ids = self.sent.get(session)
+        if ids is None or packet_id not in ids:
+            return
+        note = NoteWriter(COMPLETED)
+        note.number(session)
+        note.number(packet_id)
+        self.journal.add_note(note.value(), now_ms, False)
+        del ids[packet_id]
+        if not ids:
+            del self.sent[session]
+
+    def forget_session(self, session: int) -> None:
+        self.received.pop(session, None)
+        self.sent.pop(session, None)
 
     # ---- compaction
 
@@ -195,6 +246,13 @@ class Keeping:
             out.number(len(ids))
             for packet_id in ids:
                 out.number(packet_id)
+        out.number(len(self.sent))
+        for session, sent in self.sent.items():
+            out.number(session)
+            out.number(len(sent))
+            for packet_id, seq in sent.items():
+                out.number(packet_id)
+                out.number(seq)
 
     def load_snapshot(self, note: Note) -> None:
         self._next = note.number()
@@ -210,6 +268,12 @@ class Keeping:
         for _ in range(note.number()):
             session = int(note.number())
             self.received[session] = {int(note.number()) for _ in range(note.number())}
+        for _ in range(note.number()):
+            session = int(note.number())
+            sent = self.sent[session] = {}
+            for _ in range(note.number()):
+                packet_id = int(note.number())
+                sent[packet_id] = int(note.number())
 
     def load_row(self, record: Record) -> None:
         """A record from before the snapshot, without its body."""
@@ -221,6 +285,7 @@ class Keeping:
         self._place(record, True)
 
     def _place(self, record: Record, new: bool) -> None:
+        self.is_whole = False
         number = int(record.seq)
         if record.pid == MAIL:
             mail = self._mail.get(number)
@@ -229,6 +294,8 @@ class Keeping:
                     return
                 mail = Mail(record.seq, -1, 0)
                 mail.readers = readers_of(record.body)
+                for reader in mail.readers:
+                    self._knows_session(reader)
                 self._mail[number] = mail
             mail.address = record.address
             mail.size = record.size
@@ -237,6 +304,7 @@ class Keeping:
         if thing is None:
             if not new:
                 return
+            self._living.pop(int(read_i64_le(record.body, 0)), None)
             thing = self._living[number] = Thing(record.pid, record.seq, -1, 0)
         thing.pid = record.pid
         thing.address = record.address
@@ -253,6 +321,13 @@ class Keeping:
                     mail.readers.remove(session)
                     if not mail.readers:
                         del self._mail[int(mail.seq)]
+        elif note.what == SENT:
+            session = int(note.number())
+            self._knows_session(session)
+            packet_id = int(note.number())
+            self.sent.setdefault(session, {})[packet_id] = int(note.number())
+        elif note.what == COMPLETED:
+            self.sent.get(int(note.number()), {}).pop(int(note.number()), None)
         else:
             self._apply_received(int(note.number()), int(note.number()), note.what == RELEASED)
 
@@ -262,24 +337,26 @@ class Keeping:
         mails = [int(mail.address) for mail in self._mail.values() if mail.address >= 0]
         return sorted(things) + sorted(mails)
 
-    def restore(self, records: list[bytes | None]) -> list[Record]:
-        """What lives, with its bodies, in the order of its writing: what the broker builds itself up from."""
-        living: list[Record] = []
-        newest: dict[bytes, Record] = {}
+    def restore(self, records: list[bytes | None]) -> list[Kept]:
+        """What lives, in the order of its writing, mail last: what the broker builds itself up from."""
+        mails: list[Kept] = []
+        newest: dict[bytes, Kept] = {}
         for data in records:
             record = None if data is None else read_record(data, 0, len(data), 0)
             if record is None:
                 continue
+            body = record.body
             if record.pid == MAIL:
-                living.append(record)
+                mails.append(Kept(MAIL, record.seq, b"", body))
                 continue
-            size: i64 = i64(read_i32_le(record.body, 0))
-            name = _name(record.pid, record.body[4 : 4 + size])
+            key, value = split_thing(body)
+            kept = Kept(record.pid, record.seq, key, value)
+            name = _name(kept.pid, kept.key)
             before = newest.get(name)
-            if before is None or before.seq < record.seq:
-                newest[name] = record
-        for name, record in newest.items():
-            thing = self._living[int(record.seq)]
+            if before is None or before.seq < kept.seq:
+                newest[name] = kept
+        for name, kept in newest.items():
+            thing = self._living[int(kept.seq)]
             self._things[name] = thing
             self._by_seq[int(thing.seq)] = thing
             self._segments.add(thing.address, thing.size)
@@ -289,18 +366,25 @@ class Keeping:
             else:
                 self._segments.add(mail.address, mail.size)
         self._living = {}
-        return sorted(newest.values(), key=_by_sequence) + sorted(living, key=_by_sequence)
+        self.is_whole = True
+        return sorted(newest.values(), key=_by_sequence) + sorted(mails, key=_by_sequence)
 
     def mail(self, seq: i64) -> Mail | None:
         return self._mail.get(int(seq))
 
 
-def _by_sequence(record: Record) -> i64:
-    return record.seq
+def _by_sequence(kept: Kept) -> i64:
+    return kept.seq
 
 
 def _name(pid: i64, key: bytes) -> bytes:
     return (b"r" if pid == RETAINED else b"s") + key
+
+
+def split_thing(body: bytes) -> tuple[bytes, bytes]:
+    """Key and value of a thing, behind the number of the record that it replaces."""
+    size: i64 = i64(read_i32_le(body, 8))
+    return body[12 : 12 + size], body[12 + size :]
 
 
 def write_readers(out: BytesWriter, readers: list[int]) -> None:

@@ -1,7 +1,7 @@
 """One partition of a queue: which messages it holds, and where the store keeps them.
 
-What is known of each message in memory is 23 bytes in columns of native integers (`Block`), so that a million waiting
-messages cost some 25 MB; bodies are on disk, and in a cache while they are young. Sequences are never reused: a message
+What is known of each message in memory is 27 bytes in columns of native integers (`Block`), so that a million waiting
+messages cost some 30 MB; bodies are on disk, and in a cache while they are young. Sequences are never reused: a message
 is `(pid, seq)` for ever.
 """
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 BLOCK_BITS: Final = 9
 BLOCK: Final = 512
 GONE: Final = -1  # the address of a message that is not kept any more
+LONGEST: Final = 0x7FFF_FFFF
 
 
 class Block:
@@ -31,32 +32,39 @@ class Block:
         self.size: vec[i32] = vec[i32]()
         self.key: vec[i32] = vec[i32]()
         self.expires: vec[i32] = vec[i32]()
+        self.age: vec[i32] = vec[i32]()  # when it came, in milliseconds after `time`
         self.flags: vec[u8] = vec[u8]()
         self.left: vec[i16] = vec[i16]()  # groups that have not settled it yet
         self.live: i64 = 0
-        self.time: i64 = 0  # of its first message, in milliseconds
+        self.time: i64 = 0  # milliseconds since 1970
+        self.latest: i64 = 0  # when the youngest of them came
+        self.soonest: i64 = 0  # none of them expires earlier; 0: none expires
 
-    def add(self, address: i64, size: i64, key: i64, expires: i64, flags: i64, left: i64) -> None:
+    def add(self, address: i64, size: i64, key: i64, expires: i64, age: i64, flags: i64, left: i64) -> None:
         self.address = append(self.address, address)
         self.size = append(self.size, i32(size))
         self.key = append(self.key, i32(key if key < 0x8000_0000 else key - 0x1_0000_0000))
         self.expires = append(
             self.expires, i32(expires if expires < 0x8000_0000 else expires - 0x1_0000_0000)
         )
+        self.age = append(self.age, i32(age))
         self.flags = append(self.flags, u8(flags))
         self.left = append(self.left, i16(left))
-        if address != GONE:
-            self.live += 1
 
-    def put(self, at: i64, address: i64, size: i64, key: i64, expires: i64, flags: i64, left: i64) -> None:
+    def put(
+        self, at: i64, address: i64, size: i64, key: i64, expires: i64, age: i64, flags: i64, left: i64
+    ) -> None:
         """The same for a place that was passed over before."""
         self.address[at] = address
         self.size[at] = i32(size)
         self.key[at] = i32(key if key < 0x8000_0000 else key - 0x1_0000_0000)
         self.expires[at] = i32(expires if expires < 0x8000_0000 else expires - 0x1_0000_0000)
+        self.age[at] = i32(age)
         self.flags[at] = u8(flags)
         self.left[at] = i16(left)
-        self.live += 1
+
+
+_DEAD: Final = Block()  # stands for every block in which nothing lives nor will live
 
 
 class Partition:
@@ -69,10 +77,13 @@ class Partition:
         self.live: i64 = 0
         self.cursors: list[Cursor] = []
         self.young: dict[int, Message] = {}  # bodies that need no read
+        self.is_holder: bool = False  # is known to the cache
         self.targets: dict[int, int] = {}  # messages for one group alone, and its number
         self.delayed: set[int] = set()  # messages whose time has not come
+        self.removed: list[int] = []  # taken out for everybody since the last frame, by no group's doing
         self.touched: bool = False  # has messages in the frame that is being made
         self.expiry_set: i64 = 0  # when the next look for expired messages is due, in seconds; 0: none is set
+        self.retention_set: float = 0.0  # the same for settled ones that were kept long enough
         self._blocks: list[Block] = []
         self._first: i64 = 0  # number of the first block
 
@@ -98,6 +109,20 @@ class Partition:
         block = self.block(seq)
         return 0 if block is None else i64(block.flags[seq & (BLOCK - 1)]) & PRIORITY_BITS
 
+    def flags(self, seq: i64) -> i64:
+        block = self.block(seq)
+        return 0 if block is None else i64(block.flags[seq & (BLOCK - 1)])
+
+    def expires(self, seq: i64) -> i64:
+        """Seconds since 1970; 0: never."""
+        block = self.block(seq)
+        return 0 if block is None else i64(block.expires[seq & (BLOCK - 1)]) & 0xFFFF_FFFF
+
+    def time(self, seq: i64) -> i64:
+        """When it came, in milliseconds since 1970."""
+        block = self.block(seq)
+        return 0 if block is None else block.time + i64(block.age[seq & (BLOCK - 1)])
+
     def is_for(self, seq: i64, gid: i64) -> bool:
         """Whether the group `gid` is meant: a dead letter that is put back goes to the group that failed it."""
         return not self.targets or self.targets.get(int(seq), int(gid)) == gid
@@ -115,25 +140,41 @@ class Partition:
     def insert(
         self, seq: i64, address: i64, size: i64, key: i64, expires: i64, flags: i64, left: i64, time: i64
     ) -> None:
-        """Take in the message `seq`, in any order: recovery finds what compaction has moved behind what is younger."""
+        """Take in the message `seq`, in any order: recovery finds what compaction has moved behind what is younger.
+        `time` is when it came; 0 when nobody knows any more, then about when its neighbours did."""
         number: i64 = seq >> BLOCK_BITS
         if not self._blocks:
             self._first = number
         while number < self._first:
-            self._blocks.insert(0, Block())
+            self._blocks.insert(0, _DEAD)
             self._first -= 1
         while self._first + len(self._blocks) <= number:
-            self._blocks.append(Block())
+            self._blocks.append(_DEAD)
         block = self._blocks[number - self._first]
+        if block is _DEAD:
+            block = Block()
+            self._blocks[number - self._first] = block
         at: i64 = seq & (BLOCK - 1)
         while len(block.address) < at:
-            block.add(GONE, 0, 0, 0, 0, 0)
-        if block.live == 0:
+            block.add(GONE, 0, 0, 0, 0, 0, 0)
+        if time == 0:
+            time = block.latest
+        if block.time == 0:
             block.time = time
+        if time > block.latest:
+            block.latest = time
+        if expires and (block.soonest == 0 or expires < block.soonest):
+            block.soonest = expires
+        age: i64 = time - block.time
+        if age > LONGEST:
+            age = LONGEST
+        elif age < -LONGEST:
+            age = -LONGEST
         if len(block.address) == at:
-            block.add(address, size, key, expires, flags, left)
+            block.add(address, size, key, expires, age, flags, left)
         else:
-            block.put(at, address, size, key, expires, flags, left)
+            block.put(at, address, size, key, expires, age, flags, left)
+        block.live += 1
         self.live += 1
         if seq >= self.next:
             self.next = seq + 1
@@ -158,13 +199,14 @@ class Partition:
         self.live -= 1
         if self.targets:
             self.targets.pop(int(seq), None)
-        if block.live == 0:
+        if block.live == 0 and (seq >> BLOCK_BITS) < (self.next >> BLOCK_BITS):
+            self._blocks[(seq >> BLOCK_BITS) - self._first] = _DEAD
             self._trim()
         return address
 
     def _trim(self) -> None:
-        """Let go of full blocks at the front in which nothing lives any more."""
-        while self._blocks and self._blocks[0].live == 0 and len(self._blocks[0].address) == BLOCK:
+        """Let go of the blocks at the front in which nothing lives any more."""
+        while self._blocks and self._blocks[0] is _DEAD:
             self._blocks.pop(0)
             self._first += 1
 
@@ -178,11 +220,10 @@ class Partition:
         block.left[at] = i16(left)
         return left <= 0 and block.address[at] != GONE
 
-    def add_left(self, seq: i64, change: i64) -> None:
+    def set_left(self, seq: i64, left: i64) -> None:
         block = self.block(seq)
         if block is not None:
-            at: i64 = seq & (BLOCK - 1)
-            block.left[at] = i16(i64(block.left[at]) + change)
+            block.left[seq & (BLOCK - 1)] = i16(left)
 
     def left(self, seq: i64) -> i64:
         block = self.block(seq)
@@ -221,28 +262,74 @@ class Partition:
             at = live + 1
         return found
 
-    def count_live(self, first: i64, gid: i64) -> i64:
-        """How many messages at or behind `first` a group would have to settle."""
-        count: i64 = 0
-        seq = self.first_live(first)
-        while seq < self.next:
-            if self.is_for(seq, gid):
-                count += 1
-            seq = self.first_live(seq + 1)
-        return count
-
     def oldest_time(self) -> i64:
-        """The time of its oldest block with anything in it, in milliseconds: exact to a block."""
-        for block in self._blocks:
-            if block.live:
-                return block.time
-        return 0x7FFF_FFFF_FFFF
+        """When its oldest message came, in milliseconds."""
+        seq = self.first_live(0)
+        return self.time(seq) if seq < self.next else 0x7FFF_FFFF_FFFF
 
     def first_since(self, time: i64) -> i64:
-        """A sequence with nothing of `time` (in milliseconds) or later before it: exact to a block."""
-        found = self.first_live(0)
-        for nth, block in enumerate(self._blocks):
+        """The first message of `time` (in milliseconds) or later; `next` when there is none."""
+        nth: i64 = 0
+        while nth < len(self._blocks):
+            block = self._blocks[nth]
+            if block.live and block.latest >= time:
+                at: i64 = 0
+                while at < len(block.address):
+                    if block.address[at] != GONE and block.time + i64(block.age[at]) >= time:
+                        return ((self._first + nth) << BLOCK_BITS) + at
+                    at += 1
+            nth += 1
+        return self.next
+
+    # ---- blocks in which something is due
+
+    def expired(self, now: i64) -> list[int]:
+        """What has expired by `now` (in seconds)."""
+        found: list[int] = []
+        nth: i64 = 0
+        while nth < len(self._blocks):
+            block = self._blocks[nth]
+            if block.live and block.soonest and block.soonest <= now:
+                self._expired_in(block, (self._first + nth) << BLOCK_BITS, now, found)
+            nth += 1
+        return found
+
+    def _expired_in(self, block: Block, base: i64, now: i64, found: list[int]) -> None:
+        soonest: i64 = 0
+        at: i64 = 0
+        while at < len(block.address):
+            expires: i64 = i64(block.expires[at]) & 0xFFFF_FFFF
+            if expires and block.address[at] != GONE:
+                if expires <= now:
+                    found.append(int(base + at))
+                elif soonest == 0 or expires < soonest:
+                    soonest = expires
+            at += 1
+        block.soonest = soonest
+
+    def next_expiry(self) -> i64:
+        """When the next message may expire, in seconds since 1970; 0: none does."""
+        soonest: i64 = 0
+        for block in self._blocks:
+            if block.live and block.soonest and (soonest == 0 or block.soonest < soonest):
+                soonest = block.soonest
+        return soonest
+
+    def settled_before(self, time: i64) -> list[int]:
+        """What came before `time` (in milliseconds) and no group waits for."""
+        found: list[int] = []
+        nth: i64 = 0
+        while nth < len(self._blocks):
+            block = self._blocks[nth]
             if block.live and block.time <= time:
-                start: i64 = (self._first + nth) << BLOCK_BITS
-                found = max(found, start)
+                at: i64 = 0
+                while at < len(block.address):
+                    if (
+                        block.address[at] != GONE
+                        and i64(block.left[at]) <= 0
+                        and block.time + i64(block.age[at]) <= time
+                    ):
+                        found.append(int(((self._first + nth) << BLOCK_BITS) + at))
+                    at += 1
+            nth += 1
         return found

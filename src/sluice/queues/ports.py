@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 if TYPE_CHECKING:
     from sluice.queues.cursor import Cursor
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sluice.queues.group import Group
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Publisher:
     """Who waits to hear that a message is kept."""
 
@@ -22,6 +23,7 @@ class Publisher:
         """The message published under `tag` can no longer be lost."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Consumer:
     """One member of a group: takes deliveries while it has room."""
 
@@ -34,6 +36,7 @@ class Consumer:
         self.cursors: list[Cursor] = []  # the partitions it serves
         self.held: i64 = 0  # deliveries it has not settled
         self.joined: i64 = 0  # when it came, as a running number
+        self.paused: bool = False  # lives, but cannot be reached
         self.stalled: bool = False  # let a deadline pass, and has settled nothing since
         self.settled_at: float = 0.0  # when it last gave a sign of life about a delivery
         self.is_hungry: bool = False  # is offered more at the end of the turn
@@ -48,3 +51,15 @@ class Consumer:
 
     def taken_away(self, lease: Lease) -> None:
         """The deadline has passed: whatever it does with the message from now on does not count."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Codec:
+    """How payloads are made smaller: handed in, so that the engine needs no library for what most queues do not use."""
+
+    def compress(self, data: bytes) -> bytes:
+        return data
+
+    def decompress(self, data: bytes) -> bytes:
+        """What `compress` was given. Raises ValueError for bytes that it cannot have made."""
+        return data

@@ -11,6 +11,14 @@ from sluice.queues.partition import Partition
 from sluice.queues.rules import Rules
 
 
+class Gate:
+    """The number of partitions was raised: how many there were, and how far each had come. What is published behind a
+    gate waits, key by key, until the partition that had its key before is settled up to there."""
+
+    def __init__(self, floors: list[int]) -> None:
+        self.floors: list[int] = floors
+
+
 class Queue:
     def __init__(self, qid: i64, rules: Rules) -> None:
         self.qid: i64 = qid
@@ -19,13 +27,12 @@ class Queue:
         self.config: str = ""  # the configuration it was made from, as JSON
         self.partitions: list[Partition] = []
         self.groups: dict[str, Group] = {}
+        self.gates: list[Gate] = []  # oldest first; gone when nothing is kept any more from before them
         self.deadlines: DeadlineList = DeadlineList()
+        self.watch_at: float = 0.0  # when the engine looks at the deadlines next; 0.0: not at all
         self.consumers: i64 = 0  # of all groups
-        self.watched: bool = False  # the engine looks after its deadlines
         self.depth: i64 = 0  # messages that some group has still to settle
         self.bytes: i64 = 0
-        self.gate_size: i64 = 0  # number of partitions before some were added, while older messages remain
-        self.gate_floors: list[int] = []
         self.created_at: float = 0.0
         self.enqueued: i64 = 0
         self.duplicates: i64 = 0

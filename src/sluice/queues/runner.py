@@ -12,12 +12,15 @@ from typing import Any, Final
 from sluice.clock import Clock
 from sluice.message import Message
 from sluice.queues.dead_letters import Alert
-from sluice.queues.engine import Engine, Read
+from sluice.queues.engine import Engine
 from sluice.queues.journal import Frame
-from sluice.queues.keeping import FIRST_PID
+from sluice.queues.keeping import FIRST_PID, Kept
 from sluice.queues.partition import GONE, Partition
-from sluice.queues.recovery import EngineLoader, write_snapshot
+from sluice.queues.queue import Queue
+from sluice.queues.reading import Read
+from sluice.queues.recovery import EngineLoader
 from sluice.queues.rules import Rules
+from sluice.queues.snapshot import write_snapshot
 from sluice.store.protocol import ROW_BYTES, Record, Recovery, Store, read_row
 
 COMPACT_BELOW: Final = 0.4  # a sealed segment of which less than this lives is written anew
@@ -39,7 +42,9 @@ class Runner:
         report: Callable[[list[Alert], list[str]], None],
         settle_seconds: float = 0.0,
     ) -> None:
-        self.engine = engine
+        self.engine: Engine = engine
+        self.on_made: Callable[[Queue], None] | None = None  # hears of queues that the engine made by itself
+        self.frame_taken: Callable[[], None] | None = None  # hears whenever what had gathered is under way
         self._store = store
         self._clock = clock
         self._call_later = call_later
@@ -51,23 +56,36 @@ class Runner:
         self._timer: Any = None
         self._wake_at: float = 0.0
         self._compacting: int = -1
-        self._settled: list[Callable[[], None]] = []  # who waits until all so far is kept
+        self._closed: bool = False
+        # Records from here on are not in the store yet: of the frame under way, and of the one that is being made.
+        self._unkept_from: int = 0
+        self._open_from: int = 0
+        self._early: list[
+            tuple[list[int], Callable[[list[bytes | None]], None]]
+        ] = []  # reads of such records
+        # Who waits until all so far is kept: for the frame under way, and for the one that is being made.
+        self._waiting: list[Callable[[], None]] = []
+        self._waiting_next: list[Callable[[], None]] = []
 
     def open(self, parse: Callable[[str, str], Rules]) -> Recovery:
         """Bring the queues back. Blocking: nothing else runs yet."""
         engine = self.engine
         engine.now = self._clock()
-        engine.next_token = int(engine.now * 1000.0) << 20
+        # Tokens of an earlier life must not fit: they begin with the time, and a lot for two starts in one moment.
+        engine.next_token = (int(engine.now * 1000.0) << 20) + int(engine.draw() * 1_048_576.0)
         loader = EngineLoader(engine, parse)
         recovery = self._store.open(loader)
         loader.finish()
-        engine.journal.begin(self._store.next_frame())
+        self._begin_frame()
+        self._unkept_from = self._open_from
         self._set_timer(engine.next_wake())
         return recovery
 
-    def restore(self, done: Callable[[list[Record]], None]) -> None:
+    def restore(self, done: Callable[[list[Kept]], None]) -> None:
         """Read what the broker itself had asked to keep, oldest first."""
         self._store.read(self.engine.keeping.found(), _Restored(self.engine, done))
+
+    # ---- turns
 
     def begin_turn(self, now: float) -> None:
         self.engine.now = now
@@ -76,14 +94,26 @@ class Runner:
         """What came in during this turn of the loop is complete: offer, read and commit."""
         engine = self.engine
         engine.end_turn()
+        if engine.made:
+            self._announce_made()
         self._pump()
         if engine.alerts or engine.warnings:
-            self._report(engine.alerts, engine.warnings)
+            alerts = engine.alerts
+            warnings = engine.warnings
             engine.alerts = []
             engine.warnings = []
+            self._report(alerts, warnings)
         wake = engine.next_wake()
         if wake and (self._wake_at == 0.0 or wake < self._wake_at):
             self._set_timer(wake)
+
+    def _announce_made(self) -> None:
+        made = self.engine.made
+        self.engine.made = []
+        if self.on_made is not None:
+            for queue in made:
+                self.on_made(queue)
+            self.engine.end_turn()
 
     def _pump(self) -> None:
         engine = self.engine
@@ -91,9 +121,9 @@ class Runner:
             reads = engine.reads
             engine.reads = []
             for read in reads:
-                self._store.read(read.addresses, _ReadDone(self, read))
+                self.read(read.addresses, _ReadDone(self, read))
         if self._frame is None and engine.journal.waits():
-            if self._settle_seconds and not self._settled and not engine.journal.hurries():
+            if self._settle_seconds and not self._waiting_next and not engine.journal.hurries():
                 if self._settle_timer is None:
                     self._settle_timer = self._call_later(self._settle_seconds, self._commit_settled)
             else:
@@ -101,7 +131,7 @@ class Runner:
 
     def _commit_settled(self) -> None:
         self._settle_timer = None
-        if self._frame is None and self.engine.journal.waits():
+        if self._frame is None and not self._closed and self.engine.journal.waits():
             self.engine.now = self._clock()
             self._commit()
 
@@ -109,29 +139,55 @@ class Runner:
         engine = self.engine
         frame = engine.take_frame()
         self._frame = frame
+        self._waiting = self._waiting_next
+        self._waiting_next = []
         if frame.count:
-            self._store.commit(frame.data, int(frame.count), frame.sync, self._committed)
-            engine.journal.begin(self._store.next_frame())
-            if self._store.wants_snapshot():
+            self._hand_over(frame)
+            if self._store.wants_snapshot() and engine.keeping.is_whole:
                 self._snapshot()
+            if self.frame_taken is not None:
+                self.frame_taken()
         else:
             self._committed()
 
+    def _hand_over(self, frame: Frame) -> None:
+        self._store.commit(frame.data, int(frame.count), frame.sync, self._committed)
+        self._begin_frame()
+
+    def _begin_frame(self) -> None:
+        self._open_from = self._store.next_frame()
+        self.engine.journal.begin(self._open_from)
+
     def _committed(self) -> None:
         frame = self._frame
-        assert frame is not None
+        if frame is None or self._closed:
+            return
         self._frame = None
+        self._unkept_from = self._open_from
+        if self._early:
+            early = self._early
+            self._early = []
+            for addresses, done in early:
+                self.read(addresses, done)
+        waiting = self._waiting
+        self._waiting = []
         self.engine.now = self._clock()
         self.engine.frame_done(frame)
         self.end_turn()
-        if self._settled and self._frame is None:
-            waiting = self._settled
-            self._settled = []
-            for callback in waiting:
-                callback()
+        for callback in waiting:
+            callback()
         self._flushed()
 
+    def read(self, addresses: list[int], done: Callable[[list[bytes | None]], None]) -> None:
+        """Read records, once they are there: compaction may have moved them into a frame that is still to be kept."""
+        if addresses and max(addresses) >= self._unkept_from:
+            self._early.append((addresses, done))
+        else:
+            self._store.read(addresses, done)
+
     def read_done(self, read: Read, records: list[bytes | None]) -> None:
+        if self._closed:
+            return
         self.engine.now = self._clock()
         self.engine.fetched(read, records)
         self.end_turn()
@@ -150,6 +206,8 @@ class Runner:
     def _wake(self) -> None:
         self._timer = None
         self._wake_at = 0.0
+        if self._closed:
+            return
         self._set_timer(self.engine.tick(self._clock()))
         self.end_turn()
         self._flushed()
@@ -165,32 +223,41 @@ class Runner:
 
     def _after_snapshot(self) -> None:
         """A good moment to look for a segment that a few old messages keep alive."""
-        if self._compacting < 0:
-            segment = self.engine.segments.pinned(self._store.segment_sizes(), COMPACT_BELOW)
-            if segment >= 0:
-                self._compacting = segment
-                self._store.scan(segment, self._scanned)
+        if self._closed or self._compacting >= 0:
+            return
+        segment = self.engine.segments.pinned(self._store.segment_sizes(), COMPACT_BELOW)
+        if segment >= 0:
+            self._compacting = segment
+            self._store.scan(segment, self._scanned)
 
     def _scanned(self, pieces: list[bytes]) -> None:
         living: list[int] = []
         for rows in pieces:
             for at in range(0, len(rows), ROW_BYTES):
                 record = read_row(rows, at)
-                partition = self.engine.partitions.get(int(record.pid))
-                if record.pid >= FIRST_PID:
-                    if self.engine.keeping.lives(record):
-                        living.append(int(record.address))
-                elif partition is not None and partition.address(record.seq) == record.address:
+                if self._lives(record):
                     living.append(int(record.address))
         self._move(living)
 
+    def _lives(self, record: Record) -> bool:
+        if record.pid >= FIRST_PID:
+            return self.engine.keeping.lives(record)
+        partition = self.engine.partitions.get(int(record.pid))
+        return partition is not None and partition.address(record.seq) == record.address
+
     def _move(self, living: list[int]) -> None:
-        if not living:
-            self._compacting = -1
+        """Write the living anew, some at a time, and look for the next segment when all are through."""
+        if self._closed:
             return
-        self._store.read(living[:COMPACT_AT_ONCE], _MoveDone(self, living))
+        if living:
+            self.read(living[:COMPACT_AT_ONCE], _MoveDone(self, living))
+            return
+        self._compacting = -1
+        self._after_snapshot()
 
     def moved(self, living: list[int], records: list[bytes | None]) -> None:
+        if self._closed:
+            return
         self.engine.now = self._clock()
         for address, data in zip(living, records, strict=False):
             if data is not None:
@@ -202,23 +269,31 @@ class Runner:
 
     def look(self, places: list[tuple[Partition, int]], done: Callable[[list[Message | None]], None]) -> None:
         """The messages at these places, as they are kept; None for what is gone or damaged."""
-        _Look(self.engine, places, done).start(self._store)
+        _Look(self.engine, places, done).start(self)
 
     def when_kept(self, callback: Callable[[], None]) -> None:
         """Call back once everything that the engine has decided so far is kept."""
-        if self._frame is None and not self.engine.journal.waits():
+        if self.engine.journal.waits():
+            self._waiting_next.append(callback)
+            self._pump()
+        elif self._frame is not None:
+            self._waiting.append(callback)
+        else:
             callback()
-            return
-        self._settled.append(callback)
-        self._pump()
 
     def close(self) -> None:
-        """The end: commit what is left, and close the store. Blocking."""
+        """The end: keep what is left, and close the store. Blocking."""
         for timer in (self._timer, self._settle_timer):
             if timer is not None:
                 timer.cancel()
         self._timer = None
         self._settle_timer = None
+        if self._closed:
+            return
+        self._closed = True
+        frame = self.engine.take_frame()
+        if frame.count:
+            self._hand_over(frame)
         self._store.close()
 
 
@@ -231,15 +306,6 @@ class _ReadDone:
         self._runner.read_done(self._read, records)
 
 
-class _Restored:
-    def __init__(self, engine: Engine, done: Callable[[list[Record]], None]) -> None:
-        self._engine = engine
-        self._done = done
-
-    def __call__(self, records: list[bytes | None]) -> None:
-        self._done(self._engine.keeping.restore(records))
-
-
 class _MoveDone:
     def __init__(self, runner: Runner, living: list[int]) -> None:
         self._runner = runner
@@ -247,6 +313,15 @@ class _MoveDone:
 
     def __call__(self, records: list[bytes | None]) -> None:
         self._runner.moved(self._living, records)
+
+
+class _Restored:
+    def __init__(self, engine: Engine, done: Callable[[list[Kept]], None]) -> None:
+        self._engine = engine
+        self._done = done
+
+    def __call__(self, records: list[bytes | None]) -> None:
+        self._done(self._engine.keeping.restore(records))
 
 
 class _Look:
@@ -271,9 +346,9 @@ class _Look:
                 self._missing.append(nth)
                 self._addresses.append(int(address))
 
-    def start(self, store: Store) -> None:
+    def start(self, runner: Runner) -> None:
         if self._missing:
-            store.read(self._addresses, self._read)
+            runner.read(self._addresses, self._read)
         else:
             self._done(self._found)
 

@@ -7,6 +7,7 @@ in a living queue, and refuses the rest in words.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 from sluice.errors import InvalidQueueConfig
 from sluice.queues.config import QueueConfig, read_config
@@ -14,27 +15,41 @@ from sluice.queues.engine import Engine
 from sluice.queues.group import Group
 from sluice.queues.journal import ACKED, DEAD, EXPIRED, PURGED
 from sluice.queues.queue import Queue
+from sluice.queues.rules import Rules
 
 
 class QueueService:
-    def __init__(self, engine: Engine) -> None:
+    """`fault_of_schema` says what is wrong with a JSON Schema, or nothing; without it, none is looked at."""
+
+    def __init__(self, engine: Engine, fault_of_schema: Callable[[str], str] | None = None) -> None:
         self._engine = engine
+        self._fault_of_schema = fault_of_schema
         self._samples: dict[int, tuple[float, int, int]] = {}  # by queue: time, enqueued, acked
 
     def create(self, given: object) -> Queue:
         """A queue from its configuration, which names it."""
         config = read_config(given)
-        return self._engine.create(config.rules(), config.text())
+        rules = config.rules()
+        self._check_schema(rules)
+        return self._engine.create(rules, config.text())
+
+    def _check_schema(self, rules: Rules) -> None:
+        if rules.schema and self._fault_of_schema is not None:
+            fault = self._fault_of_schema(rules.schema)
+            if fault:
+                raise InvalidQueueConfig(f"schema is not a JSON Schema: {fault}", "Mend the schema")
 
     def configure(self, name: str, given: object) -> Queue:
         """Change what is given, keep the rest, at once."""
         queue = self._engine.find(name)
         before = self.config(queue)
         after = read_config(given, name, before)
-        fault = _forbidden(before, after, queue)
+        fault = _forbidden(before, after)
         if fault:
             raise InvalidQueueConfig(f"queue {name!r} cannot be changed so: {fault}")
-        self._engine.reconfigure(queue, after.rules(), after.text())
+        rules = after.rules()
+        self._check_schema(rules)
+        self._engine.reconfigure(queue, rules, after.text())
         return queue
 
     def config(self, queue: Queue) -> QueueConfig:
@@ -108,7 +123,7 @@ class QueueService:
         return round((enqueued - before[1]) / passed, 1), round((acked - before[2]) / passed, 1)
 
 
-def _forbidden(before: QueueConfig, after: QueueConfig, queue: Queue) -> str:
+def _forbidden(before: QueueConfig, after: QueueConfig) -> str:
     """Why a living queue cannot become what is asked; the empty string when it can."""
     if after.type != before.type:
         return "its type is for life; make another queue, and move the messages"
@@ -116,8 +131,4 @@ def _forbidden(before: QueueConfig, after: QueueConfig, queue: Queue) -> str:
         return "strict order is for life; make another queue, and move the messages"
     if after.partitions < before.partitions:
         return f"it has {before.partitions} partitions, and they can only become more"
-    if after.partitions > before.partitions and queue.gate_size:
-        return (
-            "partitions were added a moment ago, and messages from before are not all done; try again later"
-        )
     return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 
 from sluice.errors import InvalidQueueConfig
 from sluice.queues.queue import Queue
@@ -14,14 +14,19 @@ def start_floors(queue: Queue, start: str) -> list[int]:
         return [int(partition.first_live(0)) for partition in queue.partitions]
     if start == "latest":
         return [int(partition.next) for partition in queue.partitions]
-    if start.isdigit():
+    if start.isascii() and start.isdigit() and len(start) <= 18:
         sequence = int(start)
         return [min(max(sequence, int(one.first_live(0))), int(one.next)) for one in queue.partitions]
     try:
-        moment = datetime.fromisoformat(start)
-    except ValueError:
+        milliseconds = int(time_of(start) * 1000.0)
+    except (ValueError, OverflowError):
         raise InvalidQueueConfig(
             f"start is {start!r}", "Use earliest, latest, a sequence, or a time such as 2030-01-31T12:00:00Z"
         ) from None
-    milliseconds = int(moment.timestamp() * 1000.0)
     return [int(partition.first_since(milliseconds)) for partition in queue.partitions]
+
+
+def time_of(text: str) -> float:
+    """Seconds since 1970 of a time in ISO 8601; one that names no zone is UTC."""
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()

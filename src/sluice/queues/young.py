@@ -16,22 +16,32 @@ from sluice.queues.partition import Partition
 
 class Young:
     def __init__(self, budget: int) -> None:
-        self._budget: i64 = budget
+        self.budget: i64 = budget
         self.bytes: i64 = 0
         self._holders: deque[Partition] = deque()
 
     def put(self, partition: Partition, seq: i64, message: Message) -> None:
-        if not partition.young:
+        if not partition.is_holder:
+            partition.is_holder = True
             self._holders.append(partition)
         partition.young[int(seq)] = message
         self.bytes += message.size()
-        if self.bytes > self._budget:
+        if self.bytes > self.budget:
             self._make_room()
 
     def drop(self, partition: Partition, seq: i64) -> None:
         message = partition.young.pop(int(seq), None)
         if message is not None:
             self.bytes -= message.size()
+
+    def forget(self, partition: Partition) -> None:
+        """The partition itself is gone."""
+        for message in partition.young.values():
+            self.bytes -= message.size()
+        partition.young = {}
+        if partition.is_holder:
+            partition.is_holder = False
+            self._holders.remove(partition)
 
     def _make_room(self) -> None:
         for _ in range(len(self._holders)):
@@ -41,5 +51,7 @@ class Young:
                 self.bytes -= young.pop(seq).size()
             if young:
                 self._holders.append(partition)
-            if self.bytes <= self._budget:
+            else:
+                partition.is_holder = False
+            if self.bytes <= self.budget:
                 return

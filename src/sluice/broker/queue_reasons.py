@@ -1,0 +1,51 @@
+"""Refusals of queues as MQTT reason codes: the one table of this door."""
+
+from __future__ import annotations
+
+from sluice.errors import (
+    InvalidPayload,
+    InvalidQueueConfig,
+    InvalidQueueName,
+    MessageTooLarge,
+    QueueError,
+    QueueFull,
+    ResponsesFull,
+    StaleDelivery,
+    UnknownDelivery,
+    UnknownGroup,
+    UnknownQueue,
+)
+from sluice.wire.reasons import (
+    IMPLEMENTATION_SPECIFIC_ERROR,
+    NO_MATCHING_SUBSCRIBERS,
+    PACKET_TOO_LARGE,
+    PAYLOAD_FORMAT_INVALID,
+    QUOTA_EXCEEDED,
+    TOPIC_FILTER_INVALID,
+    TOPIC_NAME_INVALID,
+)
+
+
+def reason_of(error: QueueError) -> int:
+    """The MQTT reason for a refusal."""
+    if isinstance(error, QueueFull | ResponsesFull):
+        return QUOTA_EXCEEDED
+    if isinstance(error, MessageTooLarge):
+        return PACKET_TOO_LARGE
+    if isinstance(error, InvalidQueueName | UnknownQueue):
+        return TOPIC_NAME_INVALID
+    if isinstance(error, UnknownDelivery | UnknownGroup):
+        return NO_MATCHING_SUBSCRIBERS
+    if isinstance(error, StaleDelivery):
+        return IMPLEMENTATION_SPECIFIC_ERROR
+    if isinstance(error, InvalidPayload | InvalidQueueConfig):
+        return PAYLOAD_FORMAT_INVALID
+    return IMPLEMENTATION_SPECIFIC_ERROR
+
+
+def subscribe_reason_of(error: QueueError) -> int:
+    """The same for SUBACK, which knows fewer reasons [MQTT-3.9.3-2]."""
+    reason = reason_of(error)
+    if reason == TOPIC_NAME_INVALID:
+        return TOPIC_FILTER_INVALID
+    return IMPLEMENTATION_SPECIFIC_ERROR if reason == PAYLOAD_FORMAT_INVALID else reason

@@ -1,0 +1,129 @@
+"""What clients ask of queues in words: user properties and payloads read as values, or refused by their names."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import i64
+
+from sluice.broker.subscriptions import encode_identifiers
+from sluice.errors import InvalidQueueConfig
+from sluice.notation import parse_duration
+from sluice.queues.start import time_of
+from sluice.wire.packets import V5
+
+if TYPE_CHECKING:
+    from sluice.broker.session import Session
+
+MAX_ID: Final = 1024  # bytes of a publisher's own message id
+LONGEST_DELAY: Final = 36_500 * 86_400.0
+LAST_SECOND: Final = 0xFFFF_FFFF  # times to live end in 2106, where the store's count of seconds does
+LAST_MOMENT: Final = 253_402_300_799_000  # and delays with the year 9999, in milliseconds
+
+
+class Options:
+    """What a SUBSCRIBE asks for: its subscription identifier, then its user properties, name and value in turn."""
+
+    def __init__(self, session: Session, wishes: list[str]) -> None:
+        self.group: str = default_group(session.client_id)
+        self.prefetch: int = 0  # 0: what the queue says
+        self.by_puback: bool = session.version != V5
+        self.start: str = "earliest"
+        self.priority: int = 0
+        self.exclusive: bool = False
+        self.id_in_topic: bool = False
+        identifier = int(wishes[0])
+        self.extra: bytes = encode_identifiers([identifier] if identifier else [])
+        for at in range(1, len(wishes), 2):
+            self._take(wishes[at], wishes[at + 1])
+
+    def _take(self, name: str, value: str) -> None:
+        if name == "consumer-group":
+            self.set_group(value)
+        elif name == "prefetch":
+            self.prefetch = read_number(name, value, 1, 65_535)
+        elif name == "ack-mode":
+            if value not in ("explicit", "puback"):
+                raise InvalidQueueConfig(f"ack-mode is {value!r}", "Use explicit or puback")
+            self.by_puback = value == "puback"
+        elif name == "start":
+            self.start = value
+        elif name == "consumer-priority":
+            self.priority = read_number(name, value, -1_000_000, 1_000_000)
+        elif name == "exclusive":
+            if value.lower() not in ("true", "false", "1", "0", "yes", "no"):
+                raise InvalidQueueConfig(f"exclusive is {value!r}", "Use true or false")
+            self.exclusive = value.lower() in ("true", "1", "yes")
+
+    def set_group(self, name: str) -> None:
+        if not name or len(name) > 256 or any(character in name for character in "/+#$"):
+            raise InvalidQueueConfig(
+                f"consumer-group {name!r} cannot be a group", "Give 1 to 256 characters without / + # and $"
+            )
+        self.group = name
+
+
+def read_number(name: str, value: str, least: int, greatest: int) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        number = least - 1
+    if not least <= number <= greatest:
+        raise InvalidQueueConfig(f"{name} is {value!r}", f"Give a whole number from {least} to {greatest}")
+    return number
+
+
+def default_group(client_id: str) -> str:
+    """Workers called images-1 and images-2 are the group images."""
+    return client_id.rpartition("-")[0] or client_id
+
+
+def read_delay(name: str, text: bytes) -> float:
+    try:
+        seconds: float = parse_duration(text.decode())
+    except ValueError as fault:
+        raise InvalidQueueConfig(f"{name}: {fault}") from None
+    if seconds > LONGEST_DELAY:
+        raise InvalidQueueConfig(f"{name} is {text.decode()!r}", "Give at most 36500d")
+    return seconds
+
+
+def read_moment(text: bytes) -> i64:
+    """A time in milliseconds since 1970, given as that number or in ISO 8601."""
+    value = text.decode()
+    try:
+        moment = int(value) if value.isdecimal() else int(time_of(value) * 1000.0)
+        if moment > LAST_MOMENT:
+            raise ValueError
+        return moment
+    except (ValueError, OverflowError):
+        raise InvalidQueueConfig(
+            f"deliver-at is {value!r}", "Give milliseconds since 1970, or a time such as 2030-01-31T12:00:00Z"
+        ) from None
+
+
+def read_token(text: bytes) -> i64:
+    """A delivery token; what is not one matches none."""
+    try:
+        token = int(text, 16)
+    except ValueError:
+        return -1
+    return token if 0 < token < 1 << 63 else -1
+
+
+def read_ids(payload: bytes) -> list[bytes]:
+    """Message ids in a payload: one, or a JSON list of them."""
+    if not payload.strip():
+        raise InvalidQueueConfig(
+            "no message is named", "Name it by user property message-id, in the topic, or in the payload"
+        )
+    if payload[:1] != b"[":
+        return [payload.strip()]
+    try:
+        ids = [str(one).encode() for one in json.loads(payload)]
+    except (ValueError, RecursionError):
+        ids = []
+    if not ids:
+        raise InvalidQueueConfig("the payload is not a JSON list of message ids", 'Write ["1-0", "1-1"]')
+    return ids

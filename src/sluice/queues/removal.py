@@ -1,0 +1,216 @@
+"""How messages leave: settled by a group, expired, purged, pushed out by younger ones, or kept long enough.
+
+A message is let go when no group waits for it and its queue keeps no settled ones. Until then three cases have nobody
+waiting (`left` is 0): the queue has no groups yet, a group began behind the message (both wait for a group to come, and
+count in the depth), or it is kept for its retention (and does not).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mypy_extensions import i64
+
+from sluice.errors import QueueFull
+from sluice.message import Message
+from sluice.queues import dead_letters
+from sluice.queues.cursor import Cursor
+from sluice.queues.delivery import LEASED, SETTLED, Lease
+from sluice.queues.journal import DEAD, EXPIRED, PURGED
+from sluice.queues.partition import BLOCK, GONE, Partition
+from sluice.queues.reading import EXPIRE, Read
+from sluice.queues.rules import DEAD_LETTER, DROP_OLDEST
+
+if TYPE_CHECKING:
+    from sluice.queues.engine import Engine
+    from sluice.queues.queue import Queue
+
+
+# ---- one group, one message: the same for a living queue and for recovery
+
+
+def settle_one(engine: Engine, cursor: Cursor, seq: i64, how: i64) -> None:
+    """A group needs `seq` no more; the last one lets it go."""
+    partition = cursor.partition
+    queue = partition.queue
+    last = partition.settle_one(seq)
+    keeps = queue.rules.retention > 0.0
+    cursor.counts[how] += 1
+    cursor.pass_over(seq, keeps or not last)
+    if last:
+        queue.depth -= 1
+        if keeps:
+            engine.expect_retention(partition)
+        else:
+            let_go_of(engine, partition, seq)
+
+
+def let_go_of(engine: Engine, partition: Partition, seq: i64) -> None:
+    """Nobody needs the message any more: its place in the store is free."""
+    block = partition.block(seq)
+    if block is None:
+        return
+    size: i64 = i64(block.size[seq & (BLOCK - 1)])
+    if partition.young:
+        engine.young.drop(partition, seq)
+    for cursor in partition.cursors:
+        if cursor.done:
+            cursor.done.discard(int(seq))
+    address = partition.remove(seq)
+    if address != GONE:
+        engine.segments.drop(address, size)
+        partition.queue.bytes -= size
+
+
+def waits_for_nobody(partition: Partition) -> bool:
+    """Whether a kept message without a group that waits for it counts in the depth: see above."""
+    return not partition.cursors or partition.queue.rules.retention <= 0.0
+
+
+# ---- out of the hands of every group
+
+
+def remove_for_all(engine: Engine, partition: Partition, seq: i64, how: i64) -> bool:
+    """Take a message out of every group that is not working on it; whether it is gone."""
+    left = False
+    for cursor in partition.cursors:
+        if not partition.holds(seq):
+            break  # the last one has let it go
+        if cursor.settled(seq) or not partition.is_for(seq, cursor.group.gid):
+            continue
+        lease = cursor.leases.get(int(seq))
+        if lease is not None and lease.state == LEASED:
+            left = True
+        else:
+            take_from(engine, cursor, seq, how, lease)
+    if left:
+        return False
+    if partition.holds(seq):
+        if waits_for_nobody(partition):
+            partition.queue.depth -= 1
+        engine.journal.add_removed(partition, seq)
+        let_go_of(engine, partition, seq)
+    return True
+
+
+def take_from(engine: Engine, cursor: Cursor, seq: i64, how: i64, lease: Lease | None) -> None:
+    """Settle for a group what none of its consumers has in hand."""
+    if lease is None:
+        cursor.withdraw(seq)
+    else:
+        cursor.end_out(lease)
+        drop_lease(lease)
+    cursor.log_settled(seq, how, engine.journal)
+    settle_one(engine, cursor, seq, how)
+    engine.after_settle(cursor)
+
+
+def drop_lease(lease: Lease) -> None:
+    lease.state = SETTLED
+    cursor = lease.cursor
+    cursor.leases.pop(int(lease.seq), None)
+    if lease.own_id:
+        cursor.group.drop_name(lease)
+    lease.message = None
+
+
+def purge(engine: Engine, queue: Queue) -> int:
+    """Remove everything that nobody is working on; how many messages that were."""
+    before = queue.depth
+    for partition in queue.partitions:
+        seq = partition.first_live(0)
+        while seq < partition.next:
+            remove_for_all(engine, partition, seq, PURGED)
+            seq = partition.first_live(seq + 1)
+    return int(before - queue.depth)
+
+
+# ---- full
+
+
+def make_room(engine: Engine, queue: Queue, message: Message) -> bool:
+    """A full queue: whether there is room now, by its own policy. False: the message went to the dead letters."""
+    policy = queue.rules.overflow
+    if policy == DROP_OLDEST:
+        if drop_oldest(engine, queue):
+            return True
+    elif policy == DEAD_LETTER and dead_letters.bury_unborn(engine, queue, message, "overflow"):
+        return False
+    queue.refused += 1
+    raise QueueFull(queue.name, int(queue.depth))
+
+
+def drop_oldest(engine: Engine, queue: Queue) -> bool:
+    """Push out the oldest message that nobody is working on; False when there is none."""
+    oldest: Partition | None = None
+    found: i64 = 0
+    found_time: i64 = 0
+    for partition in queue.partitions:
+        seq = _oldest_idle(partition)
+        if seq < 0:
+            continue
+        time = partition.time(seq)
+        if oldest is None or time < found_time:
+            oldest = partition
+            found = seq
+            found_time = time
+    return oldest is not None and remove_for_all(engine, oldest, found, PURGED)
+
+
+def _oldest_idle(partition: Partition) -> i64:
+    """The first message that counts in the depth and is in nobody's hands; -1 when there is none."""
+    seq = partition.first_live(0)
+    while seq < partition.next:
+        if (partition.left(seq) > 0 or waits_for_nobody(partition)) and dead_letters.is_idle(partition, seq):
+            return seq
+        seq = partition.first_live(seq + 1)
+    return -1
+
+
+# ---- out of time
+
+
+def sweep_expired(engine: Engine, partition: Partition) -> None:
+    """Take out what has expired. What somebody is working on has until that fails."""
+    for seq in partition.expired(int(engine.now)):
+        if partition.queue.rules.expired_to_dlq and seq not in partition.young:
+            engine.reads.append(Read(EXPIRE, partition, [seq], [int(partition.address(seq))]))
+        else:
+            expire(engine, partition, seq, partition.young.get(seq))
+
+
+def expire(engine: Engine, partition: Partition, seq: i64, message: Message | None) -> None:
+    """Nobody has taken it in time: dropped, or a dead letter where the queue says so (then `message` is given)."""
+    if message is None or not partition.queue.rules.expired_to_dlq:
+        remove_for_all(engine, partition, seq, EXPIRED)
+        return
+    concerned: list[Cursor] = []
+    meant = 0
+    for cursor in partition.cursors:
+        if partition.is_for(seq, cursor.group.gid):
+            meant += 1
+            if not cursor.settled(seq):
+                lease = cursor.leases.get(int(seq))
+                if lease is None or lease.state != LEASED:
+                    concerned.append(cursor)
+    if len(concerned) == meant and meant != 1:
+        # No group has seen it through, so one letter stands for all of them.
+        dead_letters.bury_expired(engine, partition, seq, message, None, None)
+    else:
+        for cursor in concerned:
+            lease = cursor.leases.get(int(seq))
+            dead_letters.bury_expired(engine, partition, seq, message, cursor.group, lease)
+    remove_for_all(engine, partition, seq, DEAD)
+
+
+# ---- kept long enough
+
+
+def sweep_retained(engine: Engine, partition: Partition) -> None:
+    """Let go of settled messages whose retention is over."""
+    queue = partition.queue
+    if not partition.cursors or queue.rules.retention <= 0.0:
+        return
+    for seq in partition.settled_before(int((engine.now - queue.rules.retention) * 1000.0)):
+        engine.journal.add_removed(partition, seq)
+        let_go_of(engine, partition, seq)

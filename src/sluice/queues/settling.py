@@ -1,0 +1,270 @@
+"""What becomes of a delivery: done, failed and tried again, given back, or dead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mypy_extensions import i64
+
+from sluice.errors import StaleDelivery, UnknownDelivery
+from sluice.message import Message
+from sluice.queues import dead_letters
+from sluice.queues import journal as notes
+from sluice.queues.cursor import Cursor
+from sluice.queues.delivery import DYING, LEASED, READY, SETTLED, WAITING, Lease
+from sluice.queues.group import Group
+from sluice.queues.journal import DEAD, NoteWriter
+from sluice.queues.names import message_id, parse_message_id
+from sluice.queues.reading import BURY, Read
+from sluice.queues.removal import drop_lease, expire, settle_one
+
+if TYPE_CHECKING:
+    from sluice.queues.engine import Engine
+
+
+# ---- who may settle what
+
+
+def lease_of(engine: Engine, group: Group, name: bytes, token: i64, client: str) -> Lease:
+    """The delivery that a settling client means, if it may still settle it."""
+    found: Lease | None = None
+    lease = group.own_ids.get(name) if group.own_ids else None
+    while lease is not None:
+        if _may_settle(lease, token, client):
+            return _seen(engine, lease, client)
+        found = lease
+        lease = lease.namesake
+    pid, seq = parse_message_id(name)
+    partition = engine.partitions.get(int(pid))
+    if partition is not None and partition.queue is group.queue:
+        lease = group.cursors[partition.number].leases.get(int(seq))
+        if lease is not None:
+            if _may_settle(lease, token, client):
+                return _seen(engine, lease, client)
+            found = lease
+    sign_of_life(engine, group, client)
+    if found is None:
+        raise UnknownDelivery(name.decode("utf-8", "replace"))
+    raise StaleDelivery(name.decode("utf-8", "replace"))
+
+
+def _may_settle(lease: Lease, token: i64, client: str) -> bool:
+    """By its token; without one, whoever had it last. Nobody's name: whoever may act for the whole group."""
+    if token:
+        return lease.token == token
+    return not client or lease.holder == client
+
+
+def _seen(engine: Engine, lease: Lease, client: str) -> Lease:
+    if lease.state != LEASED:
+        sign_of_life(engine, lease.cursor.group, client)
+    return lease
+
+
+def sign_of_life(engine: Engine, group: Group, client: str) -> None:
+    """A consumer speaks, if too late: it is not stalled any more."""
+    for consumer in group.consumers:
+        if consumer.stalled and consumer.client == client:
+            consumer.stalled = False
+            consumer.settled_at = engine.now
+            engine.rebalance(group)
+            return
+
+
+def name_of(lease: Lease) -> bytes:
+    if lease.own_id:
+        return lease.own_id
+    message = lease.message
+    if message is not None and message.id:
+        return message.id
+    return message_id(lease.cursor.partition.pid, lease.seq)
+
+
+# ---- done
+
+
+def finish(engine: Engine, lease: Lease, how: i64) -> None:
+    cursor = lease.cursor
+    seq = lease.seq
+    if lease.state == LEASED:
+        let_go(engine, lease, True)
+    cursor.end_out(lease)
+    drop_lease(lease)
+    cursor.log_settled(seq, how, engine.journal)
+    settle_one(engine, cursor, seq, how)
+    engine.after_settle(cursor)
+
+
+def let_go(engine: Engine, lease: Lease, alive: bool) -> None:
+    """A LEASED one leaves its consumer, who has room for another; `alive`: by that consumer's own doing."""
+    consumer = lease.consumer
+    lease.consumer = None
+    lease.cursor.out -= 1
+    lease.cursor.group.queue.deadlines.remove(lease)
+    if consumer is None:
+        return
+    consumer.held -= 1
+    if alive:
+        consumer.settled_at = engine.now
+        if consumer.stalled:
+            consumer.stalled = False
+            if consumer.group is not None:
+                engine.rebalance(consumer.group)
+    engine.feed(consumer)
+
+
+# ---- not done
+
+
+def check_held(lease: Lease) -> None:
+    """Only who has it can fail it, give it back or keep it longer."""
+    if lease.state != LEASED:
+        raise StaleDelivery(name_of(lease).decode("utf-8", "replace"))
+
+
+def fail(engine: Engine, lease: Lease, delay: float, alive: bool) -> None:
+    """One failure more: a retry after `delay` seconds (its backoff if that is negative), or the end."""
+    cursor = lease.cursor
+    queue = cursor.group.queue
+    rules = queue.rules
+    lease.failures += 1
+    if lease.failures > rules.max_retries:
+        bury(engine, lease, "max_retries", lease.description, alive)
+        return
+    gives_up_at = lease.first_at + rules.total_timeout
+    if engine.now >= gives_up_at:
+        bury(engine, lease, "timeout", lease.description, alive)
+        return
+    message = lease.message
+    let_go(engine, lease, alive)
+    if delay < 0.0:
+        delay = rules.backoff(lease.failures, engine.draw())
+    queue.retried += 1
+    lease.due = engine.now + delay
+    if lease.due > gives_up_at:
+        lease.due = gives_up_at
+    lease.message = None
+    lease.state = WAITING
+    if message is not None and message.expires and float(message.expires) <= engine.now:
+        expire(engine, cursor.partition, lease.seq, message)
+        return
+    _note_retry(engine, lease)
+    if delay > 0.0:
+        engine.wait_for_retry(lease, lease.due)
+    else:
+        make_ready(engine, lease)
+
+
+def _note_retry(engine: Engine, lease: Lease) -> None:
+    note = NoteWriter(notes.RETRY)
+    note.number(lease.cursor.group.gid)
+    note.number(lease.cursor.partition.pid)
+    write_retry(note, lease)
+    engine.journal.add_note(note.value(), int(engine.now * 1000.0), False)
+
+
+def write_retry(note: NoteWriter, lease: Lease) -> None:
+    note.number(lease.seq)
+    note.number(lease.failures)
+    note.real(lease.due)
+    note.real(lease.first_at)
+    note.real(lease.last_at)
+    note.text(lease.description)
+
+
+def make_ready(engine: Engine, lease: Lease) -> None:
+    """A message that failed may be leased again, until it is time to give it up."""
+    cursor = lease.cursor
+    lease.state = READY
+    cursor.put_back(lease.seq, cursor.partition.priority(lease.seq), lease.key)
+    engine.wait_for_retry(lease, lease.first_at + cursor.group.queue.rules.total_timeout)
+    if cursor.consumer is not None:
+        engine.feed(cursor.consumer)
+
+
+def retry_due(engine: Engine, lease: Lease, due: float) -> None:
+    """A time that a failed message waited for has come: its retry, or the moment to give it up."""
+    if lease.state == WAITING:
+        if lease.due != due:
+            return
+        if engine.now >= lease.first_at + lease.cursor.group.queue.rules.total_timeout:
+            bury(engine, lease, "timeout", lease.description, True)
+        else:
+            make_ready(engine, lease)
+    elif lease.state == READY and lease.failures:
+        if engine.now >= lease.first_at + lease.cursor.group.queue.rules.total_timeout:
+            bury(engine, lease, "timeout", lease.description, True)
+
+
+def release(engine: Engine, lease: Lease) -> None:
+    """Given back unused: not a failure. What has never failed is as if it had never been delivered."""
+    cursor = lease.cursor
+    let_go(engine, lease, True)
+    if lease.failures:
+        lease.message = None
+        make_ready(engine, lease)
+        return
+    priority = cursor.partition.priority(lease.seq)
+    drop_lease(lease)
+    cursor.put_back(lease.seq, priority, lease.key)
+    if cursor.consumer is not None:
+        engine.feed(cursor.consumer)
+
+
+# ---- never again
+
+
+def bury(engine: Engine, lease: Lease, reason: str, description: str, alive: bool) -> None:
+    """To the dead letters, in one frame with its end here. Without its body at hand, that is read first."""
+    if lease.state == SETTLED or lease.state == DYING:
+        raise StaleDelivery(name_of(lease).decode("utf-8", "replace"))
+    message = lease.message
+    if message is None:
+        message = lease.cursor.partition.young.get(int(lease.seq))
+    if message is not None:
+        if lease.state == LEASED:
+            let_go(engine, lease, alive)
+            lease.state = WAITING
+        _die(engine, lease, message, reason, description)
+        return
+    if lease.state == READY:
+        lease.cursor.hold_back(lease.seq)
+    lease.state = DYING
+    lease.description = description
+    ask_for_body(engine, lease, reason)
+
+
+def ask_for_body(engine: Engine, lease: Lease, reason: str) -> None:
+    partition = lease.cursor.partition
+    read = Read(BURY, partition, [int(lease.seq)], [int(partition.address(lease.seq))])
+    read.lease = lease
+    read.reason = reason
+    engine.reads.append(read)
+
+
+def body_came(engine: Engine, lease: Lease, message: Message, reason: str) -> None:
+    if lease.state == DYING:
+        _die(engine, lease, message, reason, lease.description)
+
+
+def _die(engine: Engine, lease: Lease, message: Message, reason: str, description: str) -> None:
+    dead_letters.bury(engine, lease, message, reason, description)
+    finish(engine, lease, DEAD)
+
+
+# ---- and what follows from it
+
+
+def look_at_gates(engine: Engine, cursor: Cursor) -> None:
+    """A cursor's floor has come to a gate: it may have been the one that others waited for."""
+    queue = cursor.group.queue
+    cursor.set_gate_mark()
+    for other in cursor.group.cursors:
+        other.open_gates()
+        if other.consumer is not None:
+            engine.feed(other.consumer)
+    while queue.gates:
+        for number, floor in enumerate(queue.gates[0].floors):
+            if queue.partitions[number].first_live(0) < floor:
+                return
+        queue.gates.pop(0)

@@ -1,0 +1,232 @@
+"""The state of all queues as one piece of bytes, and back: what a store keeps so that it need not keep every note.
+
+A snapshot says nothing of bodies and addresses: those come from the store's index rows. It says which messages are
+still here, what each group has settled, and which of its deliveries wait for a retry. What was leased is not in it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Final
+
+from mypy_extensions import i64
+
+from sluice.queues.cursor import Cursor
+from sluice.queues.delivery import WAITING, Lease
+from sluice.queues.engine import Engine
+from sluice.queues.group import Group
+from sluice.queues.journal import Note, NoteWriter
+from sluice.queues.lifecycle import write_gates
+from sluice.queues.partition import Partition
+from sluice.queues.queue import Gate, Queue
+from sluice.queues.rules import Rules
+from sluice.queues.settling import write_retry
+
+VERSION: Final = 1
+
+
+# ---- out
+
+
+def write_snapshot(engine: Engine) -> bytes:
+    """Everything that the records so far add up to."""
+    out = NoteWriter(VERSION)
+    out.number(engine.next_qid)
+    out.number(engine.next_pid)
+    out.number(engine.next_gid)
+    engine.keeping.write_snapshot(out)
+    out.number(len(engine.queues))
+    for queue in engine.queues.values():
+        _write_queue(out, queue, engine.now)
+    return out.value()
+
+
+def _write_queue(out: NoteWriter, queue: Queue, now: float) -> None:
+    out.number(queue.qid)
+    out.text(queue.name)
+    out.text(queue.config)
+    out.real(queue.created_at)
+    out.number(queue.enqueued)
+    out.number(queue.duplicates)
+    out.number(queue.retried)
+    out.number(len(queue.dead))
+    for reason, count in queue.dead.items():
+        out.text(reason)
+        out.number(count)
+    write_gates(out, queue)
+    out.number(len(queue.partitions))
+    for partition in queue.partitions:
+        _write_partition(out, partition)
+    out.number(len(queue.groups))
+    for group in queue.groups.values():
+        _write_group(out, group)
+    recent = queue.recent_ids(now)
+    out.number(len(recent))
+    for name, stored_at in recent:
+        out.data(name)
+        out.real(stored_at)
+
+
+def _write_partition(out: NoteWriter, partition: Partition) -> None:
+    out.number(partition.pid)
+    out.number(partition.next)
+    first = partition.first_live(0)
+    out.number(first)
+    holes = partition.holes(first)
+    out.number(len(holes))
+    for start, count in holes:
+        out.number(start)
+        out.number(count)
+    out.number(len(partition.targets))
+    for seq, gid in partition.targets.items():
+        out.number(seq)
+        out.number(gid)
+
+
+def _write_group(out: NoteWriter, group: Group) -> None:
+    out.number(group.gid)
+    out.text(group.name)
+    out.number(group.delivered)
+    out.number(group.redelivered)
+    out.number(group.nacked)
+    for cursor in group.cursors:
+        out.number(cursor.floor)
+        out.number(cursor.count_entered())
+        for count in cursor.counts:
+            out.number(count)
+        out.number(len(cursor.done))
+        for seq in cursor.done:
+            out.number(seq)
+        failed = [lease for lease in cursor.leases.values() if lease.failures]
+        out.number(len(failed))
+        for lease in failed:
+            write_retry(out, lease)
+
+
+# ---- and back
+
+
+class SnapshotReader:
+    """Reads a snapshot into an engine, and remembers until the rows are loaded which of them still count."""
+
+    def __init__(self, engine: Engine, parse: Callable[[str, str], Rules]) -> None:
+        self.by_qid: dict[int, Queue] = {}
+        self._engine: Engine = engine
+        self._parse = parse
+        self._living: dict[int, Living] = {}
+
+    def read(self, snapshot: bytes) -> None:
+        note = Note(snapshot)
+        if note.what != VERSION:
+            raise ValueError(f"a snapshot of version {note.what} cannot be read by this Sluice")
+        engine = self._engine
+        engine.next_qid = note.number()
+        engine.next_pid = note.number()
+        engine.next_gid = note.number()
+        engine.keeping.load_snapshot(note)
+        for _ in range(note.number()):
+            self._read_queue(note)
+
+    def _read_queue(self, note: Note) -> None:
+        qid = note.number()
+        name = note.text()
+        config = note.text()
+        queue = Queue(qid, self._parse(name, config))
+        queue.config = config
+        queue.created_at = note.real()
+        queue.enqueued = note.number()
+        queue.duplicates = note.number()
+        queue.retried = note.number()
+        for _ in range(note.number()):
+            reason = note.text()
+            queue.dead[reason] = int(note.number())
+        queue.gates = read_gates(note)
+        self._engine.queues[name] = queue
+        self.by_qid[int(qid)] = queue
+        for number in range(note.number()):
+            self._read_partition(note, queue, number)
+        for _ in range(note.number()):
+            self._read_group(note, queue)
+        for _ in range(note.number()):
+            message_id = note.data()
+            queue.remember(message_id, note.real())
+
+    def _read_partition(self, note: Note, queue: Queue, number: int) -> None:
+        partition = Partition(queue, note.number(), number)
+        partition.next = note.number()
+        living = Living(note.number(), partition.next)
+        for _ in range(note.number()):
+            start = note.number()
+            living.add_hole(start, note.number())
+        for _ in range(note.number()):
+            seq = int(note.number())
+            partition.targets[seq] = int(note.number())
+        queue.partitions.append(partition)
+        self._engine.partitions[int(partition.pid)] = partition
+        self._living[int(partition.pid)] = living
+
+    def _read_group(self, note: Note, queue: Queue) -> None:
+        group = Group(queue, note.number(), note.text())
+        group.delivered = note.number()
+        group.redelivered = note.number()
+        group.nacked = note.number()
+        queue.groups[group.name] = group
+        self._engine.groups[int(group.gid)] = group
+        for partition in queue.partitions:
+            cursor = Cursor(group, partition, note.number())
+            cursor.entered = note.number()
+            cursor.counts = [int(note.number()) for _ in range(4)]
+            cursor.done = {int(note.number()) for _ in range(note.number())}
+            for _ in range(note.number()):
+                load_retry(note, cursor)
+            group.cursors.append(cursor)
+            partition.cursors.append(cursor)
+
+    def holds(self, pid: i64, seq: i64) -> bool:
+        """Whether a message from before the snapshot was still kept then."""
+        living = self._living.get(int(pid))
+        return living is not None and living.holds(seq)
+
+    def end_rows(self) -> None:
+        self._living = {}
+
+
+class Living:
+    """Which sequences of a partition were kept when the snapshot was made."""
+
+    def __init__(self, first: i64, end: i64) -> None:
+        self._first: i64 = first
+        self._end: i64 = end
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def add_hole(self, start: i64, count: i64) -> None:
+        self._starts.append(int(start))
+        self._ends.append(int(start + count))
+
+    def holds(self, seq: i64) -> bool:
+        if seq < self._first or seq >= self._end:
+            return False
+        nth = bisect_right(self._starts, int(seq)) - 1
+        return nth < 0 or self._ends[nth] <= seq
+
+
+def read_gates(note: Note) -> list[Gate]:
+    return [Gate([int(note.number()) for _ in range(note.number())]) for _ in range(note.number())]
+
+
+def load_retry(note: Note, cursor: Cursor) -> None:
+    """A delivery that waits for its retry."""
+    seq = note.number()
+    lease = cursor.leases.get(int(seq))
+    if lease is None:
+        lease = Lease(cursor, seq, 0)
+        cursor.leases[int(seq)] = lease
+    lease.state = WAITING
+    lease.failures = note.number()
+    lease.attempt = lease.failures
+    lease.due = note.real()
+    lease.first_at = note.real()
+    lease.last_at = note.real()
+    lease.description = note.text()

@@ -1,0 +1,194 @@
+"""A real server, killed and started again on the same data: what its clients find."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.client import Client, Message, PublishRefused
+from tests.brokers import Broker, StartBroker
+
+
+class Server:
+    """One server after the other, on the same data."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.config = ""
+        self.broker: Broker | None = None
+
+    def start(self, *flags: str) -> None:
+        self.broker = Broker(self._folder, self.config, flags, {})
+
+    def kill(self) -> None:
+        assert self.broker is not None
+        self.broker.kill()
+        self.broker = None
+
+    def client(self, client_id: str, lasting: bool = False, **options: Any) -> Client:
+        assert self.broker is not None
+        if lasting:
+            options |= {"clean_start": False, "session_expiry": 3600}
+        address = self.broker.mqtt
+        return Client(address.host, address.port, client_id=client_id, reconnect=False, **options)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    one = Server(tmp_path)
+    one.start()
+    yield one
+    if one.broker is not None:
+        one.broker.stop()
+
+
+async def take(client: Client, count: int) -> list[Message]:
+    messages = client.messages()
+    return [await anext(messages) for _ in range(count)]
+
+
+async def test_queued_messages_survive_a_kill_and_acked_ones_do_not_come_back(server: Server) -> None:
+    async with server.client("worker-1") as client:
+        for nth in range(50):
+            await client.publish("$queue/jobs", b"%d" % nth, qos=1 + nth % 2)
+        await client.subscribe("$queue/jobs", qos=1)
+        for message in await take(client, 50):
+            if int(message.payload) % 2 == 0:
+                name = dict(message.properties.user)["message-id"]
+                await client.publish(f"$queue/jobs/$ack/{name}", qos=1)
+        server.kill()
+    server.start()
+    async with server.client("worker-1") as client:
+        await client.subscribe("$queue/jobs", qos=1)
+        got = sorted(int(message.payload) for message in await take(client, 25))
+        assert got == list(range(1, 50, 2))
+
+
+async def test_retained_messages_survive_a_kill(server: Server) -> None:
+    async with server.client("maker") as client:
+        for nth in range(3):
+            await client.publish("a/kept", b"%d" % nth, qos=1, retain=True)
+            await client.publish("a/cleared", b"%d" % nth, qos=1, retain=True)
+        await client.publish("a/cleared", b"", qos=1, retain=True)
+        server.kill()
+    server.start()
+    async with server.client("looker") as client:
+        await client.subscribe("a/#", qos=1)
+        await client.publish("a/end", b"end", qos=1)
+        got = [(message.topic, message.payload) for message in await take(client, 2)]
+        assert got == [("a/kept", b"2"), ("a/end", b"end")]
+
+
+async def test_a_lasting_session_and_what_waits_for_it_survive_a_kill(server: Server) -> None:
+    async with server.client("sleeper", lasting=True) as client:
+        await client.subscribe("news/#", qos=2, identifier=7)
+        await client.close(session_expiry=3600)
+    async with server.client("maker") as client:
+        for nth in range(10):
+            await client.publish(f"news/{nth}", b"%d" % nth, qos=1 + nth % 2)
+        server.kill()
+    server.start()
+    async with server.client("sleeper", lasting=True) as client:
+        assert client.session_present
+        messages = await take(client, 10)
+        assert [int(message.payload) for message in messages] == list(range(10))
+        assert messages[0].properties.subscription_ids == [7]
+        await client.publish("$queue/other", qos=1)  # kept, so what came before it is kept as well
+        server.kill()
+    server.start()
+    async with server.client("sleeper", lasting=True) as client:
+        await client.publish("news/end", b"end", qos=1)
+        assert [message.payload for message in await take(client, 1)] == [b"end"]
+
+
+async def test_a_lasting_consumer_goes_on_after_a_kill(server: Server) -> None:
+    async with server.client("worker-1", lasting=True) as client:
+        await client.subscribe("$queue/jobs", qos=1, user=[("consumer-group", "g")])
+        server.kill()
+    server.start()
+    async with server.client("maker") as client:
+        await client.publish("$queue/jobs", b"x", qos=1)
+    async with server.client("worker-1", lasting=True) as client:
+        (message,) = await take(client, 1)
+        assert dict(message.properties.user)["consumer-group"] == "g"
+
+
+async def test_configurations_and_captures_survive_a_kill(server: Server) -> None:
+    async with server.client("admin") as client:
+        config = {"name": "temps", "partitions": 3, "bindings": ["sensors/+/temp"]}
+        await client.publish("$admin/queue/create", json.dumps(config), qos=1)
+        await client.publish(
+            "$admin/queue/temps/config", json.dumps({"limits": {"max_queue_depth": 1}}), qos=1
+        )
+        server.kill()
+    server.start()
+    async with server.client("device") as client:
+        await client.publish("sensors/1/temp", b"20", qos=1)
+        with pytest.raises(PublishRefused, match="full at 1"):
+            await client.publish("sensors/1/temp", b"21", qos=1)
+
+
+async def test_a_server_that_is_stopped_in_good_order_forgets_nothing_either(server: Server) -> None:
+    async with server.client("maker") as client:
+        for nth in range(20):
+            await client.publish("$queue/jobs", b"%d" % nth, qos=0)
+        await client.publish("$queue/jobs", b"20", qos=1)
+    assert server.broker is not None
+    server.broker.stop()
+    server.start()
+    async with server.client("worker-1") as client:
+        await client.subscribe("$queue/jobs", qos=1)
+        assert sorted(int(message.payload) for message in await take(client, 21)) == list(range(21))
+
+
+async def test_templates_come_from_the_servers_file(start_broker: StartBroker) -> None:
+    broker = start_broker(
+        '[[queues.templates]]\nmatch = "small/#"\n[queues.templates.config.limits]\nmax_queue_depth = 1\n'
+    )
+    async with Client(broker.mqtt.host, broker.mqtt.port, client_id="maker") as client:
+        await client.publish("$queue/small/a", b"x", qos=1)
+        with pytest.raises(PublishRefused, match="full at 1"):
+            await client.publish("$queue/small/a", b"x", qos=1)
+        for _ in range(2):
+            await client.publish("$queue/other", b"x", qos=1)
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ('match = "a"\n[queues.templates.config]\npartitions = 0', "partitions must be from 1 to 4096"),
+        ('match = "a"\n[queues.templates.config]\nnonsense = 1', "nonsense"),
+        ('match = "a"\n[queues.templates.config.schema]\ntype = 7', "schema"),
+    ],
+)
+async def test_a_template_that_cannot_be_used_is_told_at_the_start(
+    start_broker: StartBroker, template: str, words: str
+) -> None:
+    with pytest.raises(AssertionError, match="before it was ready") as failure:
+        start_broker(f"[[queues.templates]]\n{template}\n")
+    assert words in str(failure.value)
+
+
+async def test_queues_can_be_switched_off(start_broker: StartBroker) -> None:
+    broker = start_broker("[queues]\nenabled = false\n")
+    async with Client(broker.mqtt.host, broker.mqtt.port, client_id="one") as client:
+        await client.subscribe("$queue/jobs", qos=1)
+        await client.publish("$queue/jobs", b"x", qos=1)
+        (message,) = await take(client, 1)
+        assert message.properties.user == []
+
+
+async def test_an_old_client_is_cut_off_when_its_message_was_not_stored(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    reader, writer = await asyncio.open_connection(broker.mqtt.host, broker.mqtt.port)
+    writer.write(b"\x10\x0f\x00\x04MQTT\x04\x02\x00\x00\x00\x03old")
+    assert await reader.readexactly(4) == b"\x20\x02\x00\x00"
+    topic = b"$queue/a//b"
+    writer.write(b"\x32" + bytes([2 + len(topic) + 2]) + len(topic).to_bytes(2, "big") + topic + b"\x00\x01")
+    assert await reader.read() == b""
+    writer.close()

@@ -1,0 +1,304 @@
+"""The grammar of section 2: which topics mean a queue, and what publishing or subscribing to them does."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sluice.wire.packets import V311, Ack
+from sluice.wire.properties import PUBCOMP, PUBREL
+from tests.mqtt_queues.kit import QueueHouse, facts, join, payloads, put, settle, take
+
+
+@pytest.mark.parametrize(
+    "name", ["orders", "tasks/image", "a/b/c/d/e", "dlq/orders", "été/über", "x-1_2.3 y"]
+)
+def test_a_queue_has_a_name_of_one_or_more_levels(house: QueueHouse, name: str) -> None:
+    client = house.connect("worker-1")
+    assert put(client, f"$queue/{name}", b"one") == (0, "")
+    assert join(client, f"$queue/{name}") == (1, "")
+    (message,) = take(client)
+    assert (message.topic.decode(), message.payload) == (f"$queue/{name}", b"one")
+    assert facts(message)["queue"] == name
+
+
+@pytest.mark.parametrize(
+    ("topic", "words"),
+    [
+        ("$queue/", "none of them empty"),
+        ("$queue//a", "none of them empty"),
+        ("$queue/a/", "none of them empty"),
+        ("$queue/a//b", "none of them empty"),
+        ("$queue/a$b", "no +, # or $"),
+        ("$queue/$a", "no +, # or $"),
+        ("$queue/dlq", "reserved"),
+        ("$queue/responses", "reserved"),
+        ("$queue/a/$frob", "$frob"),
+        ("$queue/a/$msg/1", "$msg"),
+        ("$queue/a/$group", "$group/<group>"),
+        ("$queue/a/$group/g", "subscribed to"),
+        ("$queue/" + "x" * 1025, "1,024 bytes"),
+    ],
+)
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_topic_that_cannot_be_a_queue_is_refused_in_words(
+    house: QueueHouse, topic: str, words: str, qos: int
+) -> None:
+    client = house.connect("worker-1")
+    reason, why = put(client, topic, b"x", qos)
+    assert reason == 0x90
+    assert words in why
+    assert not house.engine.queues
+    client.ping()
+
+
+@pytest.mark.parametrize(
+    "topic_filter",
+    [
+        "$queue/",
+        "$queue//a",
+        "$queue/a/",
+        "$queue/dlq",
+        "$queue/responses",
+        "$queue/a$b",
+        "$queue/a/$ack",
+        "$queue/a/$msg/+",
+        "$queue/a/$group",
+        "$queue/a/$group/g/h",
+        "$queue//+",
+    ],
+)
+def test_a_filter_that_cannot_be_a_queue_is_refused_in_words(house: QueueHouse, topic_filter: str) -> None:
+    client = house.connect("worker-1")
+    reason, why = join(client, topic_filter)
+    assert reason == 0x8F
+    assert why
+    assert not house.engine.queues
+
+
+def test_a_queue_is_made_by_the_first_subscription_as_well(house: QueueHouse) -> None:
+    worker = house.connect("worker-1")
+    assert join(worker, "$queue/jobs") == (1, "")
+    house.connect("maker").publish("$queue/jobs", b"now", 1)
+    assert payloads(take(worker)) == [b"now"]
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_group_in_the_topic_shows_the_id_of_each_delivery_in_its_topic(
+    house: QueueHouse, version: int
+) -> None:
+    maker = house.connect("maker")
+    put(maker, "$queue/jobs/a", b"own", wishes={"message-id": "mine"})
+    put(maker, "$queue/jobs/a", b"given")
+    worker = house.connect("anybody", version)
+    assert join(worker, "$queue/jobs/a/$group/g")[0] == 1
+    messages = worker.messages()
+    topics = {message.payload: message.topic.decode() for message in messages}
+    assert topics[b"own"] == "$queue/jobs/a/$msg/mine"
+    prefix, _, name = topics[b"given"].rpartition("/")
+    assert prefix == "$queue/jobs/a/$msg"
+    assert set(house.queue("jobs/a").groups) == {"g"}
+    if version == 5:
+        assert {facts(message)["message-id"] for message in messages} == {"mine", name}
+
+
+def test_an_id_with_wildcard_characters_does_not_get_into_a_topic(house: QueueHouse) -> None:
+    put(house.connect("maker"), "$queue/jobs", b"x", wishes={"message-id": "a+b/#"})
+    worker = house.connect("old", V311)
+    join(worker, "$queue/jobs/$group/g")
+    (message,) = worker.messages()
+    name = message.topic.decode().rpartition("/")[2]
+    assert "+" not in name and "#" not in name
+    worker.publish(f"$queue/jobs/$ack/{name}", b"", 1)
+    assert house.depth("jobs") == 0
+
+
+def test_an_old_client_settles_by_what_it_sees_in_the_topic(house: QueueHouse) -> None:
+    put(house.connect("maker"), "$queue/jobs", b"x")
+    worker = house.connect("old", V311)
+    join(worker, "$queue/jobs/$group/g")
+    (message,) = worker.messages()
+    name = message.topic.decode().rpartition("/")[2]
+    packet_id = worker.publish(f"$queue/jobs/$nack/{name}", b"", 1)
+    worker.first_ack(4, packet_id)
+    worker.ack(message)  # the message is not this delivery's any more: its PUBACK settles nothing
+    assert house.depth("jobs") == 1
+    house.advance(5)
+    (again,) = worker.messages()
+    assert again.payload == b"x"
+    worker.ack(again)
+    assert house.depth("jobs") == 0
+
+
+# ---- settling
+
+FORMS = ["property", "topic", "payload", "json"]
+
+
+def named(form: str, verb: str, ids: list[str]) -> tuple[str, bytes, list[tuple[str, str]]]:
+    """Topic, payload and user properties of a settling publish."""
+    if form == "property":
+        return f"$queue/jobs/${verb}", b"", [("message-id", one) for one in ids]
+    if form == "topic":
+        return f"$queue/jobs/${verb}/{ids[0]}", b"", []
+    if form == "payload":
+        return f"$queue/jobs/${verb}", f" {ids[0]}\n".encode(), []
+    return f"$queue/jobs/${verb}", json.dumps(ids).encode(), []
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("verb", ["ack", "nack", "reject", "extend", "release"])
+def test_every_verb_knows_every_form_of_naming_a_message(house: QueueHouse, verb: str, form: str) -> None:
+    worker = house.connect("worker-1")
+    join(worker, "$queue/jobs")
+    put(worker, "$queue/jobs", b"x")
+    (message,) = take(worker)
+    topic, payload, user = named(form, verb, [facts(message)["message-id"]])
+    house.advance(20)
+    assert put(worker, topic, payload, user=user) == (0, "")
+    if verb == "ack":
+        assert house.depth("jobs") == 0
+        assert worker.take() == []
+    elif verb == "nack":
+        house.advance(4.9)
+        assert worker.take() == []
+        house.advance(0.2)
+        (again,) = take(worker)
+        assert facts(again)["attempt"] == "2"
+    elif verb == "reject":
+        assert (house.depth("jobs"), house.depth("dlq/jobs")) == (0, 1)
+    elif verb == "extend":
+        house.advance(29)
+        assert put(worker, "$queue/jobs/$ack", facts(message)["message-id"].encode()) == (0, "")
+        assert house.depth("jobs") == 0
+    else:
+        (again,) = take(worker)
+        assert facts(again)["attempt"] == "1"
+
+
+@pytest.mark.parametrize("form", ["property", "json"])
+def test_a_batch_settles_many_at_once(house: QueueHouse, form: str) -> None:
+    worker = house.connect("worker-1")
+    join(worker, "$queue/jobs")
+    for _ in range(5):
+        put(worker, "$queue/jobs", b"x")
+    ids = [facts(message)["message-id"] for message in take(worker)]
+    assert len(ids) == 5
+    topic, payload, user = named(form, "ack", ids)
+    assert put(worker, topic, payload, user=user) == (0, "")
+    assert house.depth("jobs") == 0
+
+
+def test_a_batch_settles_what_it_can_and_tells_of_the_rest(house: QueueHouse) -> None:
+    worker = house.connect("worker-1")
+    join(worker, "$queue/jobs")
+    put(worker, "$queue/jobs", b"x")
+    (message,) = take(worker)
+    ids = [facts(message)["message-id"], "nobody-knows"]
+    reason, why = put(worker, "$queue/jobs/$ack", json.dumps(ids).encode())
+    assert reason == 0x10
+    assert "1 of 2" in why
+    assert house.depth("jobs") == 0
+
+
+@pytest.mark.parametrize("payload", [b"", b"  ", b"[", b"[]", b"[" * 100_000])
+def test_a_settling_publish_that_names_nothing_is_refused(house: QueueHouse, payload: bytes) -> None:
+    worker = house.connect("worker-1")
+    join(worker, "$queue/jobs")
+    reason, why = put(worker, "$queue/jobs/$ack", payload)
+    assert reason == 0x99
+    assert why
+
+
+def test_another_client_settles_for_a_group_that_it_names(house: QueueHouse) -> None:
+    worker = house.connect("worker-1")
+    other = house.connect("boss")
+    join(worker, "$queue/jobs")
+    put(worker, "$queue/jobs", b"x")
+    (message,) = take(worker)
+    name = facts(message)["message-id"]
+    assert put(other, "$queue/jobs/$ack", name.encode())[0] == 0x10
+    assert put(other, "$queue/jobs/$ack", name.encode(), wishes={"consumer-group": "worker"}) == (0, "")
+    assert house.depth("jobs") == 0
+
+
+def test_the_group_of_a_settling_client_is_found_by_its_id_even_when_it_does_not_consume(
+    house: QueueHouse,
+) -> None:
+    worker = house.connect("worker-1")
+    join(worker, "$queue/jobs")
+    put(worker, "$queue/jobs", b"x")
+    (message,) = take(worker)
+    helper = house.connect("worker-2")
+    assert put(helper, "$queue/jobs/$ack", facts(message)["message-id"].encode()) == (0, "")
+
+
+def test_a_consumer_cannot_settle_what_another_consumer_of_its_group_holds(house: QueueHouse) -> None:
+    first, second = house.connect("worker-1"), house.connect("worker-2")
+    join(first, "$queue/jobs")
+    put(first, "$queue/jobs", b"x")
+    (message,) = take(first)
+    join(second, "$queue/jobs")
+    reason, why = put(second, "$queue/jobs/$ack", facts(message)["message-id"].encode())
+    assert reason == 0x83
+    assert "another consumer" in why
+    assert house.depth("jobs") == 1
+
+
+def test_a_token_that_is_old_settles_nothing_and_the_new_one_does(house: QueueHouse) -> None:
+    first, second = house.connect("worker-1"), house.connect("worker-2")
+    join(first, "$queue/jobs")
+    put(first, "$queue/jobs", b"x")
+    (late,) = take(first)
+    join(second, "$queue/jobs")
+    house.advance(40)  # the deadline, and the backoff
+    (message,) = take(first) + take(second)
+    assert facts(message)["attempt"] == "2"
+    reason, why = settle(first, "ack", late, delivery_token=facts(late)["delivery-token"])
+    assert reason == 0x83
+    assert "deadline" in why
+    assert house.depth("jobs") == 1
+    assert settle(second, "ack", message, delivery_token=facts(message)["delivery-token"]) == (0, "")
+    assert house.depth("jobs") == 0
+
+
+@pytest.mark.parametrize("token", ["zzz", "-1", "f" * 40, "0"])
+def test_a_token_that_is_none_settles_nothing(house: QueueHouse, token: str) -> None:
+    worker = house.connect("worker-1")
+    join(worker, "$queue/jobs")
+    put(worker, "$queue/jobs", b"x")
+    (message,) = take(worker)
+    assert settle(worker, "ack", message, delivery_token=token)[0] == 0x83
+    assert house.depth("jobs") == 1
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "reject", "extend", "release"])
+def test_settling_what_is_settled_or_never_was_is_told(house: QueueHouse, verb: str) -> None:
+    worker = house.connect("worker-1")
+    join(worker, "$queue/jobs")
+    put(worker, "$queue/jobs", b"x")
+    (message,) = take(worker)
+    settle(worker, "ack", message)
+    for topic in (f"$queue/jobs/${verb}/{facts(message)['message-id']}", f"$queue/none/${verb}/1-1"):
+        reason, why = put(worker, topic)
+        assert reason == 0x10
+        assert why
+
+
+def test_a_settling_publish_of_quality_2_that_is_refused_comes_to_its_end(house: QueueHouse) -> None:
+    worker = house.connect("worker-1")
+    join(worker, "$queue/jobs")
+    assert put(worker, "$queue/jobs/$ack", b"1-1", qos=2)[0] == 0x10
+    worker.send(Ack(PUBREL, 2))
+    worker.first_ack(PUBCOMP, 2, 0)
+
+
+def test_an_old_client_hears_nothing_of_a_late_settle_and_keeps_its_line(house: QueueHouse) -> None:
+    worker = house.connect("old", V311)
+    join(worker, "$queue/jobs")
+    for qos in (0, 1):
+        packet_id = worker.publish("$queue/jobs/$ack/1-1", b"", qos)
+        if qos:
+            worker.first_ack(4, packet_id)
+    worker.ping()

@@ -1,0 +1,181 @@
+"""Bodies on disk: read back when the cache has none, compressed, damaged, moved by compaction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sluice.queues.compression import ZstdCodec
+from sluice.queues.partition import Block
+from tests.queues.conftest import MakeEngine
+from tests.queues.kit import EmbeddedKeeper, EngineUnderTest, Keeper, MemoryKeeper
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1, 5_000, 1 << 20])
+def test_a_backlog_larger_than_the_cache_is_read_back_in_order(make: MakeEngine, cache_bytes: int) -> None:
+    engine = make(cache_bytes=cache_bytes)
+    for number in range(300):
+        engine.send(b"%d:" % number + b"x" * 100)
+    got = engine.worker(prefetch=10).ack_all()
+    assert [int(payload.split(b":")[0]) for payload in got] == list(range(300))
+    assert engine.engine.young.bytes <= cache_bytes
+
+
+def test_a_consumer_that_keeps_up_never_causes_a_read(engine: EngineUnderTest) -> None:
+    worker = engine.worker()
+    for number in range(200):
+        engine.publish(b"%d" % number)
+        worker.ack(worker.lease())
+    assert engine.store.reads == [] and engine.engine.young.bytes == 0
+
+
+def test_the_cache_does_not_remember_partitions_that_hold_nothing(engine: EngineUnderTest) -> None:
+    worker = engine.worker()
+    for number in range(200):
+        engine.publish(b"%d" % number)
+        worker.ack(worker.lease())
+    assert len(engine.engine.young._holders) <= 1
+
+
+def test_a_damaged_message_is_reported_and_given_up() -> None:
+    keeper = MemoryKeeper()
+    engine = EngineUnderTest(keeper)
+    engine.group()
+    for number in range(3):
+        engine.publish(b"%d" % number, key=b"k")
+    assert keeper.store is not None
+    keeper.store.damage(int(engine.queue().partitions[0].address(1)))
+    assert engine.worker().ack_all() == [b"0", b"2"]
+    assert any("damaged" in warning and "tasks" in warning for warning in engine.warnings)
+    assert engine.ledger().purged == 1 and engine.depth() == 0
+    engine.verify()
+
+
+def test_a_damaged_message_cannot_be_buried_and_is_given_up_too() -> None:
+    keeper = MemoryKeeper()
+    engine = EngineUnderTest(keeper, message_ttl=60.0, expired_to_dlq=True)
+    engine.group()
+    engine.publish(b"1")
+    assert keeper.store is not None
+    keeper.store.damage(int(engine.queue().partitions[0].address(0)))
+    engine.advance(seconds=61)
+    assert engine.depth() == 0 and engine.dead_letters() == [] and len(engine.warnings) == 1
+
+
+def test_payloads_are_compressed_where_the_queue_says_so(make: MakeEngine) -> None:
+    engine = make(compress=True)
+    text = b"all work and no play makes jack a dull boy\n" * 100
+    noise = bytes((number * 7919 >> 3) & 0xFF for number in range(300))
+    engine.group()
+    engine.publish(text)
+    engine.publish(b"short")
+    engine.publish(noise)
+    assert engine.engine.queues["tasks"].bytes < len(text) // 4
+    engine.crash_and_restart()
+    assert engine.worker().ack_all() == [text, b"short", noise]
+
+
+def test_what_was_not_compressed_cannot_be_decompressed() -> None:
+    codec = ZstdCodec()
+    assert codec.decompress(codec.compress(b"abc" * 100)) == b"abc" * 100
+    with pytest.raises(ValueError, match="."):
+        codec.decompress(b"no such thing")
+
+
+@pytest.fixture(params=["memory", "embedded"])
+def small(request: pytest.FixtureRequest, tmp_path: Path) -> Keeper:
+    """A store with segments of a few kilobytes."""
+    if request.param == "memory":
+        return MemoryKeeper(4000, 4000)
+    return EmbeddedKeeper(tmp_path / "store", 4000, 4000)
+
+
+def test_segments_are_given_back_as_messages_are_settled(small: Keeper) -> None:
+    engine = EngineUnderTest(small)
+    worker = engine.worker()
+    for number in range(500):
+        engine.publish(b"%d" % number + b"x" * 100)
+        worker.ack_all()
+    assert len(engine.store.segment_sizes()) < 5
+    engine.crash_and_restart()
+    assert engine.depth() == 0 and engine.ledger().acked == 500
+    engine.verify()
+    engine.runner.close()
+
+
+def test_a_few_old_messages_do_not_pin_their_segments(small: Keeper) -> None:
+    engine = EngineUnderTest(small, message_ttl=0.0)
+    sleeper = engine.worker(group="sleeper", queue="slow")
+    sleeper.is_open = False
+    worker = engine.worker()
+    for number in range(1500):
+        if number % 100 == 0:
+            engine.publish(b"pin %d" % number, queue="slow")
+        engine.publish(b"%d" % number + b"x" * 100)
+        worker.ack_all()
+    sizes = engine.store.segment_sizes()
+    assert sum(sizes.values()) < 30_000, "fifteen small messages, and the newest segments"
+    engine.verify()
+    engine.crash_and_restart()
+    engine.verify()
+    assert engine.worker(group="sleeper", queue="slow").ack_all() == [
+        b"pin %d" % number for number in range(0, 1500, 100)
+    ]
+    engine.runner.close()
+
+
+def test_a_message_that_compaction_has_just_moved_can_be_read(small: Keeper) -> None:
+    engine = EngineUnderTest(small, cache_bytes=0, message_ttl=0.0)
+    engine.publish(b"pin")
+    partition = engine.queue().partitions[0]
+    found: list[bytes | None] = []
+    engine.runner.read([int(partition.address(0))], found.extend)
+    engine.settle_down()
+    data = found[0]
+    assert data is not None and engine.engine.rewrite(data, partition.address(0))
+    worker = engine.worker()
+    assert worker.ack_all() == [b"pin"], "and nobody takes it for damaged meanwhile"
+    assert engine.warnings == []
+    engine.runner.close()
+
+
+def test_everything_survives_snapshots_and_restarts_in_any_number(small: Keeper) -> None:
+    engine = EngineUnderTest(small, partitions=3, retention=0.0)
+    engine.group("a")
+    engine.group("b")
+    for number in range(200):
+        engine.publish(b"%d" % number + b"x" * 50, key=b"k%d" % (number % 7), priority=number % 3)
+        if number % 20 == 0:
+            worker = engine.worker(group="a", prefetch=3)
+            for delivery in worker.lease_all():
+                worker.nack(delivery) if number % 40 else worker.ack(delivery)
+            engine.crash_and_restart()
+            engine.verify()
+    left = engine.ledger("a").waiting + engine.ledger("a").retrying
+    worker = engine.worker(group="a")
+    engine.advance(minutes=5)
+    done = worker.ack_all()
+    engine.advance(minutes=10)
+    done += worker.ack_all()
+    assert len(done) == left
+    assert len(engine.worker(group="b").ack_all()) == 200
+    engine.verify()
+    engine.runner.close()
+
+
+def test_a_stuck_message_does_not_keep_the_columns_of_those_behind_it(engine: EngineUnderTest) -> None:
+    worker = engine.worker(prefetch=600)
+    engine.publish(b"stuck", key=b"s")
+    stuck = worker.lease()
+    for _ in range(10):
+        for number in range(512):
+            engine.send(b"%d" % number)
+        worker.extend(stuck)
+        worker.ack_all()
+    partition = engine.queue().partitions[0]
+    cursor = engine.group().cursors[0]
+    blocks: list[Block] = partition._blocks
+    assert sum(len(block.address) for block in blocks) <= 1024 and cursor.done == set()
+    worker.ack(stuck)
+    assert cursor.floor == 5121 and len(partition._blocks) <= 1

@@ -1,0 +1,101 @@
+"""The shell round the engine: commits, wake-ups, and those who ask from outside."""
+
+from __future__ import annotations
+
+from sluice.queues.runner import Runner
+from tests.queues.kit import EngineUnderTest, MemoryKeeper
+
+
+def test_when_kept_calls_back_after_the_commit_of_all_so_far_and_not_of_what_comes_later() -> None:
+    keeper = MemoryKeeper()
+    engine = EngineUnderTest(keeper)
+    engine.queue()
+    assert keeper.store is not None
+    keeper.store.hold()
+    engine.publish(b"under way")
+    engine.send(b"in the next frame")
+    called: list[int] = []
+    engine.runner.when_kept(lambda: called.append(len(engine.author.receipts)))
+    for number in range(5):
+        engine.publish(b"%d" % number)
+        keeper.store.release(1)
+        engine.send(b"and so on")  # there is always something more to commit
+        engine.settle_down()
+    assert called == [2 + 1], (
+        "with the frame that it was asked in: the second, which took the first publish along"
+    )
+
+
+def test_when_kept_calls_back_at_once_when_all_is_kept(engine: EngineUnderTest) -> None:
+    called: list[int] = []
+    engine.runner.when_kept(lambda: called.append(1))
+    assert called == [1]
+
+
+def test_the_engine_is_woken_when_something_is_due_and_not_before(engine: EngineUnderTest) -> None:
+    assert engine.loop.next_timer() == 0.0
+    engine.queue(message_ttl=0.0)
+    engine.publish(b"later", delay=60)
+    assert engine.loop.next_timer() == engine.loop.now + 60
+
+
+def test_settlements_wait_a_moment_for_something_to_ride_with() -> None:
+    keeper = MemoryKeeper()
+    engine = EngineUnderTest(keeper)
+    engine.runner._settle_seconds = 0.01
+    worker = engine.worker()
+    engine.publish(b"1")
+    engine.publish(b"2")
+    assert keeper.store is not None
+    first, second = worker.lease_all()
+    before = keeper.store.next_frame()
+    worker.ack(first)
+    assert keeper.store.next_frame() == before
+    engine.advance(seconds=0.02)
+    after = keeper.store.next_frame()
+    assert after > before
+    worker.ack(second)
+    engine.publish(b"3")
+    assert engine.author.receipts == [1, 2, 3], "nobody waits for a settlement"
+    engine.verify()
+
+
+def test_close_keeps_what_was_decided_last() -> None:
+    keeper = MemoryKeeper()
+    engine = EngineUnderTest(keeper)
+    worker = engine.worker()
+    engine.publish(b"job")
+    engine.engine.ack(worker.lease().lease)  # the turn has not ended
+    engine.restart()
+    assert engine.depth() == 0
+
+
+def test_nothing_happens_after_close() -> None:
+    keeper = MemoryKeeper()
+    engine = EngineUnderTest(keeper)
+    engine.worker()
+    engine.send(b"job")
+    engine.runner.end_turn()
+    engine.runner.close()
+    engine.loop.turn(keeper.is_busy)
+    assert engine.author.receipts == []
+    engine.runner.close()
+
+
+def test_look_reads_what_is_kept_and_says_what_is_gone(engine: EngineUnderTest) -> None:
+    engine.group()
+    engine.publish(b"here")
+    engine.publish(b"gone")
+    partition = engine.queue().partitions[0]
+    engine.engine.remove_for_all(partition, 1, 3)
+    found: list[bytes | None] = []
+    engine.runner.look(
+        [(partition, 0), (partition, 1)],
+        lambda messages: found.extend(None if one is None else one.payload for one in messages),
+    )
+    engine.settle_down()
+    assert found == [b"here", None]
+
+
+def test_the_runner_is_the_one_of_the_broker() -> None:
+    assert {"open", "begin_turn", "end_turn", "look", "when_kept", "close", "restore"} <= set(dir(Runner))

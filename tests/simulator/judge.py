@@ -1,0 +1,263 @@
+"""The judge: after each step nothing is lost, double, out of order or unaccounted for; after each restart everything is
+in a state that it may be in; and when all is quiet nothing is left.
+"""
+
+from __future__ import annotations
+
+from sluice.message import Message, decode_headers
+from sluice.queues.group import Group
+from sluice.queues.ledger import verify
+from sluice.queues.names import message_id
+from sluice.queues.partition import Partition
+from tests.simulator.oracle import ABSENT, ACKED, DEAD, EXPIRED, PURGED, WAITS, Pair, Violation
+from tests.simulator.people import Hand
+from tests.simulator.stage import Stage, serial_of
+
+
+class Judge(Stage):
+    def _look_around(self) -> None:
+        """After a restart: everything is in a state that it may be in."""
+        oracle = self.oracle
+        durable = oracle.durable
+        payloads = self._read_all()
+        letters = self._read_letters()
+        engine = self.engine
+        for gid, (frame, what) in self.group_frames.items():
+            if oracle.is_durable(frame) and (gid in engine.groups) != (what == "made"):
+                raise Violation(f"group {gid} was {what} for good, and is there: {gid in engine.groups}")
+        everything = {**oracle.pairs, **oracle.past}
+        actual: set[tuple[int, int, int]] = set()
+        for gid, group in engine.groups.items():
+            for cursor in group.cursors:
+                partition = cursor.partition
+                seq = int(partition.first_live(cursor.floor))
+                while seq < partition.next:
+                    if partition.is_for(seq, gid) and not cursor.settled(seq):
+                        actual.add((gid, int(partition.pid), seq))
+                    seq = int(partition.first_live(seq + 1))
+        for number, pair in everything.items():
+            if number[0] not in engine.groups:
+                oracle.drop(number)
+                continue
+            is_there = number in actual
+            if is_there and payloads[number[1], number[2]] != pair.sent.serial:
+                # Another message stands at its place: its own frame was lost.
+                is_there = False
+                if WAITS in pair.possible(durable)[:1]:
+                    raise Violation(f"{pair} is lost, and {payloads[number[1], number[2]]} is in its place")
+            possible = pair.possible(durable)
+            if is_there:
+                if WAITS not in possible:
+                    raise Violation(f"{pair} has come back; durable {durable}")
+                if DEAD in possible:
+                    self._check_home(pair, letters)
+                actual.discard(number)
+                pair.found(WAITS)
+                if number not in oracle.pairs:
+                    oracle.come_back(pair)
+            else:
+                if all(state == WAITS for state in possible):
+                    raise Violation(f"{pair} is lost; durable {durable}")
+                if DEAD in possible and ACKED not in possible and self._wants_home(pair, possible):
+                    self._check_dead(pair, letters)
+                oracle.drop(number)
+        for number in actual:
+            sent = self.places.get(number[1], {}).get(number[2])
+            made = self.group_frames.get(number[0])
+            if sent is None or payloads[number[1], number[2]] != sent.serial:
+                raise Violation(f"{number} came from nowhere with payload {payloads[number[1], number[2]]}")
+            if made is not None and made[1] == "dropped":
+                pair = oracle.add(number[0], sent, (number[1], number[2]), True)
+                pair.found(WAITS)
+                continue
+            raise Violation(f"{number} (message {sent.serial}) waits, and nobody knew of it")
+        self.group_frames = dict.fromkeys(engine.groups, (0, "made"))
+        oracle.past = {}
+        for sent in self.ids.values():
+            if not oracle.is_durable(sent.frame):
+                sent.expires = -1  # it may be lost, and its id with it
+        before = self.places
+        self.places = {}
+        for queue in engine.queues.values():
+            for partition in queue.partitions:
+                for seq in range(int(partition.first_live(0)), int(partition.next)):
+                    if partition.holds(seq) and not queue.name.startswith("dlq/"):
+                        serial = payloads[int(partition.pid), seq]
+                        sent = before.get(int(partition.pid), {}).get(seq)
+                        if sent is None or sent.serial != serial:
+                            raise Violation(f"{serial} is kept, and was never sent there")
+                        sent.frame = 0
+                        self.places.setdefault(int(partition.pid), {})[seq] = sent
+        self.check()
+
+    def _name_of(self, pair: Pair) -> str:
+        if pair.sent.own_id:
+            return pair.sent.own_id.decode()
+        return message_id(*pair.place).decode()
+
+    def _wants_home(self, pair: Pair, possible: list[str]) -> bool:
+        """Whether its death can only have ended in a dead letter that nobody has touched since."""
+        queue = self.engine.queues.get(pair.sent.queue)
+        return (
+            queue is not None
+            and possible[-1] == DEAD
+            and ABSENT not in possible
+            and PURGED not in possible
+            and EXPIRED not in possible
+            and bool(queue.rules.dlq_enabled)
+            and not self.letters_touched
+        )
+
+    def _check_home(self, pair: Pair, letters: dict[tuple[str, str], list[tuple[int, str]]]) -> None:
+        """It waits, so this death of it must not be among the dead letters."""
+        group = self.engine.groups[pair.gid].name
+        if pair.targeted or len(self.gids_of.get((pair.sent.queue, group), ())) > 1:
+            return  # it may have died before
+        for serial, who in letters.get((pair.sent.queue, self._name_of(pair)), []):
+            if serial == pair.sent.serial and who in (group, ""):
+                raise Violation(f"{pair} waits, and lies among the dead letters")
+
+    def _check_dead(self, pair: Pair, letters: dict[tuple[str, str], list[tuple[int, str]]]) -> None:
+        group = self.engine.groups[pair.gid].name
+        for serial, who in letters.get((pair.sent.queue, self._name_of(pair)), []):
+            if serial == pair.sent.serial and who in (group, ""):
+                return
+        raise Violation(f"{pair} is dead, and in no dead-letter queue")
+
+    def _read_all(self) -> dict[tuple[int, int], int]:
+        """The serial of every message that is kept, by its place."""
+        places: list[tuple[Partition, int]] = []
+        for partition in self.engine.partitions.values():
+            seq = int(partition.first_live(0))
+            while seq < partition.next:
+                places.append((partition, seq))
+                seq = int(partition.first_live(seq + 1))
+        found: list[Message | None] = []
+        self.runner.look(places, found.extend)
+        self._run_all()
+        serials: dict[tuple[int, int], int] = {}
+        for (partition, seq), message in zip(places, found, strict=True):
+            if message is None:
+                raise Violation(f"message {seq} of partition {partition.pid} cannot be read")
+            serials[int(partition.pid), seq] = serial_of(message.payload)
+        return serials
+
+    def _read_letters(self) -> dict[tuple[str, str], list[tuple[int, str]]]:
+        letters: dict[tuple[str, str], list[tuple[int, str]]] = {}
+        for name, queue in self.engine.queues.items():
+            if not name.startswith("dlq/"):
+                continue
+            for partition in queue.partitions:
+                places = [
+                    (partition, seq)
+                    for seq in range(int(partition.first_live(0)), int(partition.next))
+                    if partition.holds(seq)
+                ]
+                found: list[Message | None] = []
+                self.runner.look(places, found.extend)
+                self._run_all()
+                for message in found:
+                    assert message is not None
+                    story = dict(decode_headers(message.headers))
+                    at = (story["original-queue"], story.get("original-message-id", ""))
+                    letters.setdefault(at, []).append(
+                        (serial_of(message.payload), story.get("original-group", ""))
+                    )
+        return letters
+
+    def check(self) -> None:
+        """Everything that waits is still there, and whatever does not has a reason."""
+        engine = self.engine
+        oracle = self.oracle
+        for number, pair in list(oracle.pairs.items()):
+            group = engine.groups.get(number[0])
+            if group is None:
+                oracle.drop(number)
+                continue
+            if self._waits(pair):
+                if number in self.acked_now:
+                    raise Violation(f"{pair} was acked, and is not settled")
+                continue
+            oracle.settle(pair, self._reason(pair, group))
+        self.acked_now.clear()
+        self.buried_now.clear()
+        self.unkept_now.clear()
+        self.purged_now.clear()
+        faults = verify(engine)
+        if faults:
+            raise Violation("; ".join(faults))
+
+    def _reason(self, pair: Pair, group: Group) -> str:
+        number = (pair.gid, *pair.place)
+        if number in self.acked_now:
+            return ACKED
+        place = (str(self.engine.partitions[pair.place[0]].number), str(pair.place[1]))
+        for who in (group.name, ""):
+            if (pair.sent.queue, *place, who) in self.buried_now:
+                return DEAD
+        if (pair.sent.queue, self._name_of(pair)) in self.unkept_now:
+            return DEAD
+        if pair.sent.queue in self.purged_now:
+            return PURGED
+        if pair.sent.expires and pair.sent.expires <= self.loop.now:
+            return EXPIRED
+        raise Violation(f"{pair} is gone without a reason")
+
+    def _leave(self, hand: Hand) -> None:
+        self._say(f"{hand} leaves")
+        self.hands.remove(hand)
+        for number in hand.holds:
+            self.oracle.put_down(number)
+        hand.holds = {}
+        self.engine.leave(hand)
+
+    def come_to_rest(self) -> None:
+        """No more chaos: everybody works, and nothing may be left."""
+        self._say("come to rest")
+        self.store.release()
+        self._run_all()
+        for hand in list(self.hands):
+            self._leave(hand)
+        self.runner.end_turn()
+        self._run_all()
+        self.check()
+        for name in ("one", "two"):
+            queue = self.engine.queues.get(name)
+            for group in list(queue.groups.values()) if queue is not None else []:
+                assert queue is not None
+                self.clients += 1
+                hand = Hand(self, f"good{self.clients}", 1000, 0)
+                self.hands.append(hand)
+                self.engine.join(queue, group, hand)
+        patience = 300
+        while patience > 0:
+            self.runner.end_turn()
+            self._run_all()
+            busy = False
+            for hand in self.hands:
+                for held in list(hand.holds.values()):
+                    busy = True
+                    self.engine.ack(held.lease)
+                    self.acked_now.add(held.number)
+                    self.oracle.put_down(held.number)
+                    hand.holds.pop(held.number)
+            self.check()
+            if not busy:
+                patience -= 1
+                if not self.oracle.pairs:
+                    break
+                self.loop.now += 50.0
+                while 0.0 < self.loop.next_timer() <= self.loop.now:
+                    self.loop.ring()
+                    self._run_all()
+                self.check()
+        if self.oracle.pairs:
+            raise Violation(f"never delivered: {list(self.oracle.pairs.values())[:5]}")
+        for gid, group in self.engine.groups.items():
+            for cursor in group.cursors:
+                is_clean = not cursor.done or group.queue.rules.retention > 0.0
+                if cursor.leases or cursor.slots() or cursor.out or not is_clean:
+                    raise Violation(f"group {gid}: something is left in partition {cursor.partition.number}")
+        for hand in list(self.hands):
+            self._leave(hand)
+        self._count("rests")

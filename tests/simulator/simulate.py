@@ -1,0 +1,53 @@
+"""The simulator by command: many worlds, each a number of steps long, until the time is up or something is wrong.
+
+scripts/simulate --steps 1000000 --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import types
+from pathlib import Path
+
+# Some package that the tests need may bring a package of this name: ours is the one beside this file.
+_tests = types.ModuleType("tests")
+_tests.__path__ = [str(Path(__file__).parent.parent)]
+sys.modules["tests"] = _tests
+
+from tests.simulator.oracle import Violation  # noqa: E402
+from tests.simulator.world import run  # noqa: E402
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run queues through everything that can happen to them.")
+    parser.add_argument("--steps", type=int, default=100_000, help="steps in all")
+    parser.add_argument("--seed", type=int, default=1, help="of the first world; the others count on from it")
+    parser.add_argument("--world", type=int, default=6000, help="steps of each world")
+    told = parser.parse_args()
+    started = time.monotonic()
+    counts: dict[str, int] = {}
+    done = 0
+    seed = told.seed
+    while done < told.steps:
+        length = min(told.world, told.steps - done)
+        try:
+            world = run(seed, length)
+        except Violation as fault:
+            print(fault)
+            print(f"\nAgain with: scripts/simulate --seed {seed} --steps {length}")
+            return 1
+        for what, count in world.counts.items():
+            counts[what] = counts.get(what, 0) + count
+        done += length
+        seed += 1
+        print(f"\r{done:,} steps", end="", file=sys.stderr, flush=True)
+    print(f"\r{done:,} steps in {seed - told.seed} worlds, {time.monotonic() - started:.0f} s, no violation")
+    for what, count in sorted(counts.items()):
+        print(f"  {count:>9,} {what}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,493 @@
+"""What people do with queues, one thing at a time, by one seed; and a store that dies in the midst of it.
+
+Each step does one thing that somebody might do, lets some of what follows happen and some not, and then asks the judge.
+The engine, the runner and the memory store are the real ones.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from sluice.errors import QueueFull, StaleDelivery, UnknownDelivery
+from sluice.message import Message, decode_headers
+from sluice.queues import dead_letters
+from sluice.queues.delivery import LEASED
+from sluice.queues.group import Group
+from sluice.queues.queue import Queue
+from sluice.queues.rules import ANY_ORDER, DROP_OLDEST, PER_KEY, STRICT
+from tests.queues.kit import rules_of
+from tests.simulator.judge import Judge
+from tests.simulator.oracle import ACKED, PURGED, WAITS, Sent, Violation
+from tests.simulator.people import Hand, Held
+from tests.simulator.stage import serial_of
+
+KEYS: Final = (b"", b"a", b"b", b"c", b"d", b"e")
+GROUPS: Final = ("red", "green", "blue")
+
+
+class World(Judge):
+    # ---- what people do
+
+    def publish(self) -> None:
+        chance = self.chance
+        name = chance.choice(("one", "one", "two"))
+        existing = self.engine.queues.get(name)
+        if existing is None:
+            existing = self.engine.ensure(name)
+            self._say(f"queue {name} comes into being")
+        self.serial += 1
+        key = chance.choice(KEYS)
+        own_id = b""
+        if chance.random() < 0.3:
+            own_id = b"id-%d" % chance.randrange(max(1, self.serial - 12), self.serial + 1)
+        message = Message(b"%d:%s" % (self.serial, b"x" * chance.choice((0, 10, 300))), b"", key, own_id)
+        if chance.random() < 0.15:
+            message.priority = chance.randrange(10)
+        if chance.random() < 0.1:
+            message.deliver_at = int((self.loop.now + chance.choice((0.5, 10.0, 100.0))) * 1000)
+        if chance.random() < 0.1:
+            message.expires = int(self.loop.now + chance.choice((2, 20, 200)))
+        rules = existing.rules
+        plain = not message.priority and message.deliver_at <= int(self.loop.now * 1000)
+        lane = b"*" if rules.ordering == STRICT else key
+        sent = Sent(self.serial, name, lane, own_id, plain, self.loop.now)
+        before = [int(partition.next) for partition in existing.partitions]
+        duplicates = existing.duplicates
+        was_full = existing.depth >= rules.max_depth
+        known = self.ids.get((name, own_id)) if own_id else None
+        tag = self.serial
+        self.by_tag[tag] = sent
+        try:
+            self.engine.publish(existing, message, self.author, tag)
+        except QueueFull:
+            del self.by_tag[tag]
+            if not was_full:
+                raise Violation("refused as full, and is not") from None
+            self._count("refused as full")
+            return
+        places = [
+            (int(partition.pid), seq)
+            for partition, start in zip(existing.partitions, before)
+            for seq in range(start, int(partition.next))
+        ]
+        within = known is not None and self.loop.now - known.sent_at < rules.dedup_window
+        if existing.duplicates > duplicates:
+            if places or known is None:
+                raise Violation(f"{own_id!r} was taken for a duplicate")
+            self._count("duplicates")
+            self._say(f"publish {self.serial} {own_id!r} is a duplicate")
+            return
+        if within and known is not None and known.receipt and known.expires >= 0:
+            raise Violation(f"{own_id!r} was stored twice within its window")
+        if own_id:
+            self.ids[(name, own_id)] = sent
+        if was_full and rules.overflow == DROP_OLDEST:
+            self.purged_now.add(name)
+        if not places:
+            if not was_full:
+                raise Violation("a message was not stored")
+            sent.expires = -1  # its id is remembered for as long as this process lives, no longer
+            self._count("overflowed into the dead letters")
+            return
+        sent.expires = int(message.expires)
+        sent.frame = self.oracle.frame
+        for group in existing.groups.values():
+            self.oracle.add(int(group.gid), sent, places[0])
+        self.places.setdefault(places[0][0], {})[places[0][1]] = sent
+        self._count("published")
+        self._say(f"publish {self.serial} key {key!r} id {own_id!r} to {name} at {places[0]}")
+
+    def settle(self) -> None:
+        hands = [hand for hand in self.hands if hand.holds]
+        if not hands:
+            return
+        hand = self.chance.choice(hands)
+        held = self.chance.choice(list(hand.holds.values()))
+        self._settle(held, hand, late=False)
+
+    def settle_late(self) -> None:
+        """Somebody comes back with something it once had."""
+        if not self.old:
+            return
+        held = self.chance.choice(self.old)
+        current = next((hand for hand in self.hands if hand.holds.get(held.number) is held), None)
+        self._settle(held, current, late=current is None)
+
+    def _settle(self, held: Held, hand: Hand | None, late: bool) -> None:
+        queue = self.engine.queues.get(held.queue_name)
+        group = queue.groups.get(held.group_name) if queue is not None else None
+        if queue is None or group is None or int(group.gid) != held.number[0]:
+            return
+        what = self.chance.choice(("ack",) * 6 + ("nack", "nack", "reject", "extend", "release"))
+        owner = self.oracle.in_hands.get(held.number)
+        try:
+            lease = self.engine.lease_of(group, held.name, held.token, held.client)
+        except (StaleDelivery, UnknownDelivery):
+            if not late:
+                raise Violation(f"{hand} has {held.number} and may not settle it") from None
+            self._count("refused as late")
+            return
+        if lease.token != held.token:
+            raise Violation(f"an old token settles {held.number}")
+        number = (int(lease.cursor.group.gid), int(lease.cursor.partition.pid), int(lease.seq))
+        if number != held.number:
+            raise Violation(f"the token of {held.number} settles {number}")
+        if owner is not None and hand is None:
+            raise Violation(f"{owner} has {number}, and {held.client} may settle it")
+        is_leased = lease.state == LEASED
+        try:
+            self._say(f"{held.client} {what} {number} late={late}")
+            if what == "ack":
+                self.engine.ack(lease)
+                self.acked_now.add(number)
+            elif what == "nack":
+                delay = self.chance.choice((-1.0, -1.0, 0.0, 3.0))
+                self.engine.nack(lease, delay, "no luck")
+            elif what == "reject":
+                self.engine.bury(lease, self.chance.choice(("rejected", "unacceptable")), "no good")
+            elif what == "extend":
+                self.engine.extend(lease)
+            else:
+                self.engine.release(lease)
+        except StaleDelivery:
+            if is_leased:
+                raise
+            self._count(f"late {what} refused")
+            return
+        self._count(what if not late else f"late {what}")
+        if what != "extend":
+            self.oracle.put_down(number)
+            if hand is not None:
+                hand.holds.pop(number, None)
+
+    def join(self) -> None:
+        if len(self.hands) > 8:
+            return
+        name = self.chance.choice(("one", "one", "two"))
+        queue = self.engine.ensure(name)
+        group = self._group(queue, self.chance.choice(GROUPS[: 1 + self.seed % 3]))
+        self.clients += 1
+        priority = self.chance.choice((0, 0, 0, 0, 1))
+        hand = Hand(self, f"c{self.clients}", self.chance.choice((1, 3, 20)), priority)
+        self.hands.append(hand)
+        self.engine.join(queue, group, hand)
+        self._say(f"{hand} joins {group.name} of {name}")
+
+    def _group(self, queue: Queue, name: str) -> Group:
+        known = queue.groups.get(name)
+        if known is not None:
+            return known
+        kind = self.chance.choice(("earliest", "earliest", "latest", "middle"))
+        floors: list[int] | None = None
+        if kind == "latest":
+            floors = [int(partition.next) for partition in queue.partitions]
+        elif kind == "middle":
+            floors = [self.chance.randrange(int(partition.next) + 3) for partition in queue.partitions]
+        waiting = self._waiting_for_anyone(queue)
+        group = self.engine.group(queue, name, floors)
+        self.group_frames[int(group.gid)] = (self.oracle.frame, "made")
+        self.gids_of.setdefault((queue.name, name), set()).add(int(group.gid))
+        for partition, cursor in zip(queue.partitions, group.cursors):
+            for seq, sent in sorted(waiting.get(int(partition.pid), {}).items()):
+                if seq >= cursor.floor and partition.holds(seq):
+                    if int(seq) not in partition.targets:
+                        self.oracle.add(int(group.gid), sent, (int(partition.pid), seq))
+        self._say(f"group {name} of {queue.name} is made at {floors}")
+        self._count("groups made")
+        return group
+
+    def _waiting_for_anyone(self, queue: Queue) -> dict[int, dict[int, Sent]]:
+        """Messages by place, for groups that come later."""
+        return {int(partition.pid): self.places.get(int(partition.pid), {}) for partition in queue.partitions}
+
+    def leave(self) -> None:
+        if self.hands:
+            self._leave(self.chance.choice(self.hands))
+
+    def pause(self) -> None:
+        if self.hands:
+            hand = self.chance.choice(self.hands)
+            hand.has_line = not hand.has_line
+            if hand.has_line:
+                self.engine.resume(hand)
+            else:
+                self.engine.pause(hand)
+            self._say(f"{hand} has a line: {hand.has_line}")
+
+    def change_prefetch(self) -> None:
+        if self.hands:
+            hand = self.chance.choice(self.hands)
+            hand.prefetch = self.chance.choice((1, 5, 50))
+            self.engine.feed(hand)
+
+    def reconfigure(self) -> None:
+        if not self.engine.queues:
+            return
+        name = self.chance.choice(("one", "two"))
+        queue = self.engine.queues.get(name)
+        if queue is None:
+            return
+        told = json.loads(queue.config)
+        what = self.chance.choice(
+            (
+                "partitions",
+                "partitions",
+                "delivery_timeout",
+                "max_depth",
+                "retention",
+                "max_retries",
+                "message_ttl",
+            )
+        )
+        if what == "partitions":
+            if told["ordering"] == STRICT or len(queue.partitions) >= 9:
+                return
+            told[what] = len(queue.partitions) + self.chance.randrange(1, 3)
+        elif what == "retention":
+            told[what] = self.chance.choice((0.0, 40.0))
+        elif what == "delivery_timeout":
+            told[what] = self.chance.choice((2.0, 5.0, 30.0))
+        elif what == "max_depth":
+            told[what] = self.chance.choice((20, 60, 100_000))
+        elif what == "max_retries":
+            told[what] = self.chance.choice((0, 3, 10))
+        else:
+            told[what] = self.chance.choice((0.0, 60.0))
+        self.engine.reconfigure(queue, rules_of(name, told), json.dumps(told))
+        self._say(f"{name}: {what} is {told[what]}")
+        self._count("reconfigured")
+
+    def change_order(self) -> None:
+        """What was out under the old order stays out."""
+        queue = self.engine.queues.get("one")
+        if queue is None or not self.changes_order:
+            return
+        told = json.loads(queue.config)
+        told["ordering"] = self.chance.choice((ANY_ORDER, PER_KEY))
+        told["batch_size"] = self.chance.choice((2, 4))
+        self.engine.reconfigure(queue, rules_of("one", told), json.dumps(told))
+        self._count("orders changed")
+
+    def seek(self) -> None:
+        queue = self.engine.queues.get(self.chance.choice(("one", "two")))
+        if queue is None or not queue.groups:
+            return
+        group = self.chance.choice(list(queue.groups.values()))
+        floors = [self.chance.randrange(int(partition.next) + 2) for partition in queue.partitions]
+        self._say(f"{group.name} of {queue.name} seeks {floors}")
+        self.engine.seek(group, floors)
+        self._count("seeks")
+        gid = int(group.gid)
+        for partition, floor in zip(queue.partitions, floors):
+            pid = int(partition.pid)
+            for number, pair in list(self.oracle.pairs.items()):
+                if number[0] == gid and number[1] == pid and number[2] < floor:
+                    self.oracle.settle(pair, PURGED)
+            for seq, sent in sorted(self.places.get(pid, {}).items()):
+                number = (gid, pid, seq)
+                if seq >= floor and partition.holds(seq) and number not in self.oracle.pairs:
+                    if partition.is_for(seq, gid):
+                        self._come_back(number, sent)
+
+    def _come_back(self, number: tuple[int, int, int], sent: Sent) -> None:
+        pair = self.oracle.past.get(number)
+        if pair is None:
+            self.oracle.add(number[0], sent, (number[1], number[2]))
+            pair = self.oracle.pairs[number]
+            pair.states = [(0, ACKED), (self.oracle.frame, WAITS)]
+        else:
+            pair.become(WAITS, self.oracle.frame)
+            self.oracle.come_back(pair)
+        pair.targeted = True  # its place among those of its key is lost
+
+    def drop_group(self) -> None:
+        queue = self.engine.queues.get(self.chance.choice(("one", "two")))
+        if queue is None or not queue.groups:
+            return
+        group = self.chance.choice(list(queue.groups.values()))
+        gid = int(group.gid)
+        self._say(f"group {group.name} of {queue.name} ({gid}) is dropped")
+        self.engine.drop_group(group)
+        self._count("groups dropped")
+        self._forget_group(gid)
+        self.group_frames[gid] = (self.oracle.frame, "dropped")
+        self.purged_now.add(queue.name)
+
+    def _forget_group(self, gid: int) -> None:
+        self.hands = [hand for hand in self.hands if hand.group is not None]
+        for number in [number for number in self.oracle.pairs if number[0] == gid]:
+            self.oracle.settle(self.oracle.pairs[number], PURGED)
+        for number in [number for number in self.oracle.in_hands if number[0] == gid]:
+            raise Violation(f"{number} was not taken away with its group")
+
+    def delete_queue(self) -> None:
+        queue = self.engine.queues.get(self.chance.choice(("one", "two")))
+        if queue is None:
+            return
+        gids = [int(group.gid) for group in queue.groups.values()]
+        self._say(f"queue {queue.name} is deleted")
+        self.engine.delete(queue)
+        self._count("queues deleted")
+        for gid in gids:
+            self._forget_group(gid)
+            self.group_frames[gid] = (self.oracle.frame, "dropped")
+        self.ids = {at: sent for at, sent in self.ids.items() if at[0] != queue.name}
+
+    def purge(self) -> None:
+        queue = self.engine.queues.get(self.chance.choice(("one", "two", "dlq/one", "dlq/two")))
+        if queue is None:
+            return
+        self._say(f"{queue.name} is purged")
+        self.letters_touched = self.letters_touched or queue.name.startswith("dlq/")
+        self.engine.purge(queue)
+        self.purged_now.add(queue.name)
+        self._count("purges")
+
+    def redrive(self) -> None:
+        dlq = self.engine.queues.get(self.chance.choice(("dlq/one", "dlq/two")))
+        if dlq is None:
+            return
+        places = [
+            (partition, seq)
+            for partition in dlq.partitions
+            for seq in range(int(partition.first_live(0)), int(partition.committed))
+            if partition.holds(seq)
+        ]
+        if not places:
+            return
+        partition, seq = self.chance.choice(places)
+        found: list[Message | None] = []
+        self.runner.look([(partition, seq)], found.extend)
+        self._run_all()
+        if not found or found[0] is None or not partition.holds(seq):
+            return
+        story = dict(decode_headers(found[0].headers))
+        home = self.engine.queues.get(story["original-queue"])
+        before = {int(one.pid): int(one.next) for one in home.partitions} if home is not None else {}
+        to_all = self.chance.random() < 0.3
+        if not dead_letters.redrive(self.engine, partition, seq, found[0], to_all):
+            if home is not None:
+                raise Violation("a dead letter could not be put back")
+            return
+        assert home is not None
+        self._count("redriven")
+        self.letters_touched = True
+        key = b"*" if home.rules.ordering == STRICT else found[0].key
+        serial = serial_of(found[0].payload)
+        sent = Sent(
+            serial, home.name, key, story.get("original-message-id", "").encode(), False, self.loop.now
+        )
+        for one in home.partitions:
+            for new in range(before[int(one.pid)], int(one.next)):
+                target = one.targets.get(new, 0)
+                sent.expires = int(one.expires(new))
+                sent.frame = self.oracle.frame
+                self.places.setdefault(int(one.pid), {})[new] = sent
+                for group in home.groups.values():
+                    if target in (0, group.gid):
+                        self.oracle.add(int(group.gid), sent, (int(one.pid), new), True)
+                self._say(f"letter {serial} goes back to {home.name} at {(one.pid, new)} for {target}")
+
+    # ---- time, and the end of it
+
+    def pass_time(self) -> None:
+        seconds = self.chance.choice((0.01, 0.1, 1.0, 1.0, 5.0, 30.0, 400.0))
+        until = self.loop.now + seconds
+        while True:
+            due = self.loop.next_timer()
+            if due == 0.0 or due > until:
+                break
+            self.loop.now = max(self.loop.now, due)
+            self.loop.ring()
+            if self.chance.random() < 0.5:
+                self._run_some()
+        self.loop.now = until
+
+    def hold(self) -> None:
+        self.store.hold()
+
+    def release(self) -> None:
+        self.store.release(self.chance.choice((1, 2, -1)))
+
+    def crash(self) -> None:
+        """The power goes, in the midst of whatever is under way."""
+        keep = self.chance.randrange(self.store.unsynced() + 1)
+        self._say(f"CRASH, keeps {keep} of {self.store.unsynced()}; durable {self.oracle.durable}")
+        self._count("crashes")
+        self.store = self.store.crash(keep)
+        self._start_again()
+
+    def restart(self) -> None:
+        """A stop in order: everything is kept."""
+        self._say("restart")
+        self._count("restarts")
+        self.runner.close()
+        self.oracle.durable = self.oracle.frames
+        self._start_again()
+
+    def _start_again(self) -> None:
+        self.loop.forget_all()
+        self.hands = []
+        self.old = []
+        self.by_tag = {}
+        self.oracle.in_hands = {}
+        self.buried_now = set()
+        self.unkept_now = set()
+        self._open()
+        self._look_around()
+
+    def step(self) -> None:
+        self.steps += 1
+        self.engine.now = self.loop.now
+        what = self.chance.choices(list(ACTIONS), list(ACTIONS.values()))[0]
+        self.doing = what
+        getattr(self, what)()
+        self.engine.now = self.loop.now
+        if self.chance.random() < 0.8:
+            self.runner.end_turn()
+            self._run_some()
+        self._report(self.engine.alerts, self.engine.warnings)
+        self.engine.alerts = []
+        self.engine.warnings = []
+        self.check()
+        if self.steps % 50 == 0:
+            self.oracle.forget_durable_past()
+        if self.steps % 2500 == 0:
+            self.come_to_rest()
+
+
+ACTIONS: Final = {
+    "publish": 40,
+    "settle": 40,
+    "settle_late": 6,
+    "join": 6,
+    "leave": 2,
+    "pause": 2,
+    "change_prefetch": 2,
+    "pass_time": 14,
+    "hold": 3,
+    "release": 6,
+    "reconfigure": 1,
+    "change_order": 0.5,
+    "seek": 0.6,
+    "drop_group": 0.3,
+    "delete_queue": 0.1,
+    "purge": 0.3,
+    "redrive": 2,
+    "crash": 1.5,
+    "restart": 0.3,
+}
+
+
+def run(seed: int, steps: int, **fixed: Any) -> World:
+    """One world; a violation is raised with the seed and the last things that happened."""
+    world = World(seed, **fixed)
+    try:
+        for _ in range(steps):
+            world.step()
+        world.come_to_rest()
+    except Exception as fault:
+        tail = "\n".join(world.log[-60:])
+        raise Violation(f"seed {seed}, step {world.steps}, {world.doing}: {fault}\n{tail}") from fault
+    return world
