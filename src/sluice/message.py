@@ -25,6 +25,8 @@ DELAYED: Final = 0x10  # not before the time in its header
 TARGETED: Final = 0x20  # for one group alone
 COMPRESSED: Final = 0x40
 
+_SCRATCH: Final = BytesWriter()  # where the small fields of a body are put together, in the loop's thread
+
 
 class Message:
     def __init__(self, payload: bytes, props: bytes = b"", key: bytes = b"", message_id: bytes = b"") -> None:
@@ -48,7 +50,8 @@ class Message:
 
 def encode_body(message: Message, payload: bytes) -> bytes:
     """What stands behind the header of its record; `payload` is the message's own or a compressed form of it."""
-    out = BytesWriter()
+    out = _SCRATCH
+    out.truncate(0)
     write_i64_le(out, message.enqueued_at)
     write_i32_le(out, i32(len(message.id)))
     write_i32_le(out, i32(len(message.key)))
@@ -60,8 +63,7 @@ def encode_body(message: Message, payload: bytes) -> bytes:
     out.write(message.topic)
     out.write(message.props)
     out.write(message.headers)
-    out.write(payload)
-    return out.getvalue()
+    return out.getvalue() + payload
 
 
 def decode_body(body: bytes) -> Message:

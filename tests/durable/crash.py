@@ -36,6 +36,7 @@ CONSUMERS = 3
 KEYS = 5  # of each publisher
 WINDOW = 50  # publishes of one publisher that wait for their answer
 NACK_SHARE = 0.02
+SIZE = 1000  # bytes of a message: fifty rounds fill several segments
 DRAIN_SECONDS = 30.0
 CONFIG = """
 [[queues.templates]]
@@ -132,7 +133,7 @@ class Publisher:
 
     def _publish(self, client: Client, name: str) -> Confirm:
         user = [("message-id", name), ("partition-key", name.rpartition("/")[0])]
-        return client.publish_nowait("$queue/crash", name.encode() * 10, qos=1, user=user)
+        return client.publish_nowait("$queue/crash", name.encode().ljust(SIZE), qos=1, user=user)
 
     async def _publish_plain(self, client: Client) -> None:
         self._plain += 1
@@ -144,7 +145,7 @@ class Publisher:
 async def consume(client: Client, ledger: Ledger, draw: random.Random) -> None:
     await client.subscribe("$queue/crash", qos=1, user=[("consumer-group", "crash")])
     async for message in client.messages():
-        name = message.payload[: len(message.payload) // 10].decode()
+        name = message.payload.rstrip().decode()
         ledger.deliver(name)
         verb = "nack" if draw.random() < NACK_SHARE else "ack"
         if verb == "ack":

@@ -266,3 +266,18 @@ def test_a_group_that_joins_late_gets_the_backlog_in_order(make: MakeEngine) -> 
     for remainder in range(3):
         mine = [int(payload) for payload in done if int(payload) % 3 == remainder]
         assert mine == list(range(remainder, 2000, 3))
+
+
+def test_a_group_that_is_done_does_not_count_again_what_expires_for_another(make: MakeEngine) -> None:
+    engine = make(message_ttl=60.0)
+    engine.group("slow")
+    done = engine.worker(group="done")
+    engine.publish(b"1", key=b"k")
+    engine.publish(b"2", key=b"l")
+    first, second = done.lease_all()
+    done.ack(second)
+    done.release(first)
+    done.is_open = False
+    engine.advance(seconds=61)
+    assert (engine.ledger("done").acked, engine.ledger("done").expired) == (1, 1)
+    assert engine.ledger("slow").expired == 2

@@ -258,3 +258,24 @@ def test_every_key_is_in_order_whatever_fails(make: MakeEngine, seed: int) -> No
     assert engine.depth() == 0
     assert all(order == sorted(order) for order in done.values())
     assert sum(len(order) for order in done.values()) == 200
+
+
+def test_an_urgent_message_behind_a_gate_does_not_hold_up_the_older_ones_of_its_key(make: MakeEngine) -> None:
+    """It waits for what waits for them: nobody would ever go."""
+    engine = make(partitions=2)
+    key = next(key for key in (b"%d" % number for number in range(999)) if _way(key, 2, 3, 5) == [1, 2, 1])
+    worker = engine.worker()
+    worker.is_open = False
+    engine.publish(b"old", key=key)
+    engine.reconfigure(partitions=3)
+    engine.publish(b"newer", key=key)
+    engine.reconfigure(partitions=5)
+    engine.publish(b"urgent", key=key, priority=9)
+    worker.is_open = True
+    engine.engine.feed(worker)
+    assert worker.ack_all() == [b"old", b"newer", b"urgent"]
+
+
+def _way(key: bytes, *counts: int) -> list[int]:
+    """The partitions of a key as their number grows."""
+    return [int(fnv1a32(key) % count) for count in counts]

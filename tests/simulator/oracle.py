@@ -80,6 +80,7 @@ class Oracle:
         self.by_key: dict[tuple[int, bytes], dict[tuple[int, int, int], Pair]] = {}  # plain ones that wait
         self.in_hands: dict[tuple[int, int, int], object] = {}  # who has what right now
         self.frames = 0  # commits that were asked for
+        self.answered = 0  # up to which of them the store has said so
         self.durable = 0  # up to which of them a power cut can take nothing back
 
     @property
@@ -147,7 +148,7 @@ class Oracle:
         pair = self.pairs.get(number)
         if pair is None:
             raise Violation(f"{number} is delivered, and nobody waits for it: {self.past.get(number)}")
-        if not pair.sent.receipt and not self.is_durable(pair.sent.frame):
+        if pair.sent.frame > self.answered:
             raise Violation(f"{pair} is delivered before it is kept")
         if in_order:
             for other in self.earlier_of_key(pair):

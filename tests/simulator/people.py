@@ -90,6 +90,7 @@ class _Committed:
         self.oracle, self.number, self.sync, self.done = oracle, number, sync, done
 
     def __call__(self) -> None:
+        self.oracle.answered = self.number
         if self.sync:
             self.oracle.durable = max(self.oracle.durable, self.number)
         self.done()

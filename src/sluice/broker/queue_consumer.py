@@ -27,7 +27,7 @@ _ATTEMPT: Final = b"\x26\x00\x07attempt"
 _TOKEN: Final = b"\x26\x00\x0edelivery-token"
 _MESSAGE_ID: Final = b"\x26\x00\x0amessage-id"
 _TOPIC: Final = b"\x26\x00\x0eoriginal-topic"
-_ENQUEUED_AT: Final = b"\x26\x00\x0benqueued-at"
+_ENQUEUED_AT: Final = b"\x26\x00\x0benqueued-at\x00\x18"  # and the length of a time to the millisecond
 
 
 def user_property(name: bytes, value: bytes) -> bytes:
@@ -66,9 +66,11 @@ class QueueConsumer(Consumer):
         self._always: bytes = user_property(b"queue", queue.encode()) + user_property(
             b"consumer-group", group.encode()
         )
-        self._partitions: list[bytes] = []  # user property `partition`, by number
-        self._day: i64 = -1  # the millisecond whose text is at hand
-        self._enqueued_at: bytes = b""
+        # By number of partition: all that its first deliveries have in common, up to the number of the sequence.
+        self._heads: list[bytes] = []
+        self._second: i64 = -1  # the second whose text is at hand
+        self._second_text: bytes = b""
+        self._scratch: BytesWriter = BytesWriter()
 
     def has_room(self) -> bool:
         return self.held < self.prefetch and self.session.takes_now()
@@ -109,26 +111,22 @@ class QueueConsumer(Consumer):
         message = lease.message
         assert message is not None
         partition = lease.cursor.partition
-        out = BytesWriter()
+        out = self._scratch
+        out.truncate(0)
+        if lease.failures:
+            out.write(_ATTEMPT)
+            _write_decimal(out, lease.failures + 1)
+            out.write(self._common(partition.number))
+            out.write(_SEQUENCE)
+        else:
+            out.write(self._head(partition.number))
+        _write_decimal(out, lease.seq)
         out.write(_MESSAGE_ID)
         if message.id:
             write_binary(out, message.id)
         else:
             _write_id(out, partition.pid, lease.seq)
-        out.write(self._always)
-        number = partition.number
-        while len(self._partitions) <= number:
-            self._partitions.append(user_property(b"partition", b"%d" % len(self._partitions)))
-        out.write(self._partitions[number])
-        out.write(_SEQUENCE)
-        _write_decimal(out, lease.seq)
-        out.write(_ATTEMPT)
-        _write_decimal(out, lease.failures + 1)
-        if message.enqueued_at != self._day:
-            self._day = message.enqueued_at
-            self._enqueued_at = iso_time(float(message.enqueued_at) / 1000.0).encode()
-        out.write(_ENQUEUED_AT)
-        write_binary(out, self._enqueued_at)
+        self._write_enqueued_at(out, message.enqueued_at)
         out.write(_TOKEN)
         _write_token(out, lease.token)
         if message.headers:
@@ -138,6 +136,28 @@ class QueueConsumer(Consumer):
             write_binary(out, message.topic)
         out.write(message.props)
         return out.getvalue()
+
+    def _common(self, number: i64) -> bytes:
+        return self._always + user_property(b"partition", b"%d" % number)
+
+    def _head(self, number: i64) -> bytes:
+        while len(self._heads) <= number:
+            common = self._common(len(self._heads))
+            self._heads.append(user_property(b"attempt", b"1") + common + _SEQUENCE)
+        return self._heads[number]
+
+    def _write_enqueued_at(self, out: BytesWriter, milliseconds: i64) -> None:
+        """In ISO 8601. Neighbours share all but the milliseconds, so the rest is made once a second."""
+        second: i64 = milliseconds // 1000
+        if second != self._second:
+            self._second = second
+            self._second_text = _ENQUEUED_AT + iso_time(float(second))[:-4].encode()
+        rest: i64 = milliseconds - second * 1000
+        out.write(self._second_text)
+        out.append(int(0x30 + rest // 100))
+        out.append(int(0x30 + rest // 10 % 10))
+        out.append(int(0x30 + rest % 10))
+        out.append(0x5A)
 
 
 def _hex_size(value: i64) -> i64:

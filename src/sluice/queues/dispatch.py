@@ -85,7 +85,7 @@ def _lease(engine: Engine, cursor: Cursor, seq: i64, message: Message, consumer:
     group.delivered += 1
     queue.deadlines.add(lease)
     if queue.watch_at == 0.0:
-        engine.watch(queue, lease.deadline)
+        engine.timers.watch(queue, lease.deadline)
     if message.id:
         group.add_name(lease, message.id)
     if len(cursor.partition.cursors) == 1:

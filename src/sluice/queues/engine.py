@@ -27,7 +27,7 @@ from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import SETTLED, Lease
 from sluice.queues.group import Group
 from sluice.queues.journal import ACKED, Frame, Journal, NoteWriter
-from sluice.queues.keeping import FIRST_PID, Keeping
+from sluice.queues.keeping import Keeping
 from sluice.queues.partition import Partition
 from sluice.queues.ports import Codec, Consumer, Publisher
 from sluice.queues.queue import Queue
@@ -36,7 +36,6 @@ from sluice.queues.rules import STRICT, Rules
 from sluice.queues.segments import Segments
 from sluice.queues.timers import RETENTION_STEPS, Timers
 from sluice.queues.young import Young
-from sluice.store.protocol import read_record
 
 COMPRESS_FROM: Final = 256  # smaller payloads do not get smaller
 NEAR: Final = 4096  # a consumer that is not further behind gets new messages from memory
@@ -75,7 +74,7 @@ class Engine:
         self.draw: Callable[[], float] = draw
         self._rules_for = rules_for
         self._hungry: list[Consumer] = []
-        # Messages with a priority (due 0.0) or a delay: of the open frame, and of the one under way to the store.
+        # Messages with a priority (due 0.0) or a delay, of the open frame and of the one under way.
         self._special: list[tuple[Partition, int, float]] = []
         self._special_sent: list[tuple[Partition, int, float]] = []
 
@@ -242,22 +241,7 @@ class Engine:
             cursor.come_early_if_special(seq)
 
     def rewrite(self, data: bytes, address: i64) -> bool:
-        """Compaction: write a message that still lives at `address` anew, so that its old segment can go."""
-        record = read_record(data, 0, len(data), address)
-        if record is None:
-            return False
-        if record.pid >= FIRST_PID:
-            return self.keeping.rewrite(record)
-        partition = self.partitions.get(int(record.pid))
-        if partition is None or partition.address(record.seq) != address:
-            return False
-        moved = self.journal.add_message(
-            partition, record.flags, record.seq, record.key, record.expires, record.time, record.body, False
-        )
-        partition.move(record.seq, moved)
-        self.segments.drop(address, record.size)
-        self.segments.add(moved, record.size)
-        return True
+        return reading.rewrite(self, data, address)
 
     # ---- delivering
 
@@ -382,15 +366,6 @@ class Engine:
 
     def next_wake(self) -> float:
         return self.timers.first()
-
-    def watch(self, queue: Queue, when: float) -> None:
-        self.timers.watch(queue, when)
-
-    def wait_for_retry(self, lease: Lease, when: float) -> None:
-        self.timers.wait_for_retry(lease, when)
-
-    def expect_expiry(self, partition: Partition, when: i64) -> None:
-        self.timers.expect_expiry(partition, when)
 
     def expect_retention(self, partition: Partition) -> None:
         """Something settled is kept in `partition`: look for what was kept long enough from time to time."""

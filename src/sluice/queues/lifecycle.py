@@ -102,7 +102,7 @@ def reconfigure(engine: Engine, queue: Queue, rules: Rules, config: str) -> None
     if old.delivery_timeout != rules.delivery_timeout:
         queue.deadlines.set_timeout(rules.delivery_timeout)
         if queue.deadlines.first is not None:
-            engine.watch(queue, queue.deadlines.first.deadline)
+            engine.timers.watch(queue, queue.deadlines.first.deadline)
     for group in queue.groups.values():
         engine.rebalance(group)
         for consumer in group.consumers:

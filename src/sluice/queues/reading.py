@@ -8,12 +8,14 @@ from mypy_extensions import i64
 
 from sluice.message import COMPRESSED, DELAYED, PRIORITY_BITS, Message, decode_body
 from sluice.queues.delivery import Lease
+from sluice.queues.keeping import FIRST_PID
 from sluice.queues.partition import BLOCK, GONE, Partition
 from sluice.queues.ports import Codec
-from sluice.store.protocol import read_record
+from sluice.store.protocol import take_apart
 
 if TYPE_CHECKING:
     from sluice.queues.cursor import Cursor
+    from sluice.queues.engine import Engine
 
 READ_AHEAD: Final = 128  # messages that one read brings, at most
 READ_BYTES: Final = 262_144  # and how many bytes of them, in a cache that is large enough
@@ -67,9 +69,7 @@ def read_ahead(cursor: Cursor, first: i64, cache_bytes: i64) -> Read:
 
 def message_of(data: bytes, codec: Codec) -> Message | None:
     """The message of a record; None for one that is damaged."""
-    record = read_record(data, 0, len(data), 0)
-    if record is None:
-        return None
+    record = take_apart(data, 0, len(data), 0)
     message = decode_body(record.body)
     message.expires = record.expires
     message.priority = record.flags & PRIORITY_BITS
@@ -81,3 +81,20 @@ def message_of(data: bytes, codec: Codec) -> Message | None:
         except ValueError:
             return None
     return message
+
+
+def rewrite(engine: Engine, data: bytes, address: i64) -> bool:
+    """Compaction: write a message that still lives at `address` anew, so that its old segment can go."""
+    record = take_apart(data, 0, len(data), address)
+    if record.pid >= FIRST_PID:
+        return engine.keeping.rewrite(record)
+    partition = engine.partitions.get(int(record.pid))
+    if partition is None or partition.address(record.seq) != address:
+        return False
+    moved = engine.journal.add_message(
+        partition, record.flags, record.seq, record.key, record.expires, record.time, record.body, False
+    )
+    partition.move(record.seq, moved)
+    engine.segments.drop(address, record.size)
+    engine.segments.add(moved, record.size)
+    return True

@@ -82,7 +82,7 @@ class EngineLoader:
                 partition.committed = partition.next
                 soonest = partition.next_expiry()
                 if soonest:
-                    engine.expect_expiry(partition, soonest)
+                    engine.timers.expect_expiry(partition, soonest)
                 if queue.rules.retention > 0.0 and partition.live:
                     engine.expect_retention(partition)
         for partition, seq, due in self._delays:
@@ -92,7 +92,7 @@ class EngineLoader:
             for group in queue.groups.values():
                 for cursor in group.cursors:
                     for lease in cursor.leases.values():
-                        engine.wait_for_retry(lease, lease.due)
+                        engine.timers.wait_for_retry(lease, lease.due)
                     cursor.rebuild()
 
     # ---- messages

@@ -56,6 +56,9 @@ class Runner:
         self._timer: Any = None
         self._wake_at: float = 0.0
         self._compacting: int = -1
+        self._compacted: set[int] = (
+            set()
+        )  # segments that were gone through: what is left in them cannot be moved
         self._closed: bool = False
         # Records from here on are not in the store yet: of the frame under way, and of the one that is being made.
         self._unkept_from: int = 0
@@ -225,18 +228,21 @@ class Runner:
         """A good moment to look for a segment that a few old messages keep alive."""
         if self._closed or self._compacting >= 0:
             return
-        segment = self.engine.segments.pinned(self._store.segment_sizes(), COMPACT_BELOW)
+        sizes = self._store.segment_sizes()
+        self._compacted &= sizes.keys()
+        segment = self.engine.segments.pinned(sizes, COMPACT_BELOW, self._compacted)
         if segment >= 0:
             self._compacting = segment
+            self._compacted.add(segment)
             self._store.scan(segment, self._scanned)
 
     def _scanned(self, pieces: list[bytes]) -> None:
-        living: list[int] = []
+        living: list[Record] = []
         for rows in pieces:
             for at in range(0, len(rows), ROW_BYTES):
                 record = read_row(rows, at)
                 if self._lives(record):
-                    living.append(int(record.address))
+                    living.append(record)
         self._move(living)
 
     def _lives(self, record: Record) -> bool:
@@ -245,23 +251,27 @@ class Runner:
         partition = self.engine.partitions.get(int(record.pid))
         return partition is not None and partition.address(record.seq) == record.address
 
-    def _move(self, living: list[int]) -> None:
+    def _move(self, living: list[Record]) -> None:
         """Write the living anew, some at a time, and look for the next segment when all are through."""
         if self._closed:
             return
         if living:
-            self.read(living[:COMPACT_AT_ONCE], _MoveDone(self, living))
+            some = living[:COMPACT_AT_ONCE]
+            self.read([int(record.address) for record in some], _MoveDone(self, living))
             return
         self._compacting = -1
         self._after_snapshot()
 
-    def moved(self, living: list[int], records: list[bytes | None]) -> None:
+    def moved(self, living: list[Record], records: list[bytes | None]) -> None:
         if self._closed:
             return
-        self.engine.now = self._clock()
-        for address, data in zip(living, records, strict=False):
+        engine = self.engine
+        engine.now = self._clock()
+        for record, data in zip(living, records, strict=False):
             if data is not None:
-                self.engine.rewrite(data, address)
+                engine.rewrite(data, record.address)
+            elif record.pid < FIRST_PID and self._lives(record):
+                engine.damaged(engine.partitions[int(record.pid)], record.seq)
         self.end_turn()
         self._move(living[COMPACT_AT_ONCE:])
 
@@ -307,7 +317,7 @@ class _ReadDone:
 
 
 class _MoveDone:
-    def __init__(self, runner: Runner, living: list[int]) -> None:
+    def __init__(self, runner: Runner, living: list[Record]) -> None:
         self._runner = runner
         self._living = living
 

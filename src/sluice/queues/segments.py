@@ -54,10 +54,15 @@ class Segments:
             if self._last.number == number:
                 self._last = Segment(-1)
 
-    def pinned(self, sizes: dict[int, int], share: float) -> int:
-        """The oldest sealed segment of which less than `share` lives; -1 when there is none."""
+    def pinned(self, sizes: dict[int, int], share: float, but: set[int]) -> int:
+        """The oldest sealed segment, `but` for some, of which less than `share` lives; -1 when there is none."""
         for number, size in sorted(sizes.items())[:-1]:
             segment = self._by_number.get(number)
-            if segment is not None and segment.live > 0 and float(segment.live_bytes) < size * share:
+            if (
+                segment is not None
+                and number not in but
+                and segment.live > 0
+                and float(segment.live_bytes) < size * share
+            ):
                 return number
         return -1

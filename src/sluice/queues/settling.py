@@ -150,7 +150,7 @@ def fail(engine: Engine, lease: Lease, delay: float, alive: bool) -> None:
         return
     _note_retry(engine, lease)
     if delay > 0.0:
-        engine.wait_for_retry(lease, lease.due)
+        engine.timers.wait_for_retry(lease, lease.due)
     else:
         make_ready(engine, lease)
 
@@ -177,7 +177,7 @@ def make_ready(engine: Engine, lease: Lease) -> None:
     cursor = lease.cursor
     lease.state = READY
     cursor.put_back(lease.seq, cursor.partition.priority(lease.seq), lease.key)
-    engine.wait_for_retry(lease, lease.first_at + cursor.group.queue.rules.total_timeout)
+    engine.timers.wait_for_retry(lease, lease.first_at + cursor.group.queue.rules.total_timeout)
     if cursor.consumer is not None:
         engine.feed(cursor.consumer)
 

@@ -151,7 +151,7 @@ def pass_deadlines(engine: Engine, queue: Queue) -> None:
             engine.rebalance(consumer.group)
         lease = queue.deadlines.first
     if lease is not None:
-        engine.watch(queue, lease.deadline)
+        engine.timers.watch(queue, lease.deadline)
 
 
 def delay_over(engine: Engine, partition: Partition, seq: i64) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from google_crc32c import extend as extend_crc32c
 from google_crc32c import value as crc32c
 from librt.strings import (
     BytesWriter,
@@ -36,6 +37,8 @@ NOTE: Final = 2
 HEADER_BYTES: Final = 40
 # A row of an index: address and the header of a message without its crc and spare bytes (see `write_row`).
 ROW_BYTES: Final = 40
+
+_HEAD: Final = BytesWriter()  # where the header of a record is put together, in the loop's thread
 
 
 class Record:
@@ -81,8 +84,9 @@ def write_record(
     time: i64,
     body: bytes,
 ) -> None:
-    """Add one record to the frame that is being made."""
-    head = BytesWriter()
+    """Add one record to the frame that is being made. The body is copied once: into the frame."""
+    head = _HEAD
+    head.truncate(0)
     write_i32_le(head, _signed(HEADER_BYTES + len(body)))
     head.append(int(kind))
     head.append(int(flags))
@@ -93,11 +97,11 @@ def write_record(
     write_i32_le(head, _signed(key))
     write_i32_le(head, _signed(expires))
     write_i64_le(head, time)
-    head.write(body)
     record = head.getvalue()
-    crc: int = crc32c(record)
+    crc: int = extend_crc32c(crc32c(record), body)
     write_i32_le(frame, _signed(crc))
     frame.write(record)
+    frame.write(body)
 
 
 def read_record(data: bytes, at: i64, end: i64, address: i64) -> Record | None:
@@ -109,8 +113,11 @@ def read_record(data: bytes, at: i64, end: i64, address: i64) -> Record | None:
         return None
     crc: i64 = i64(read_i32_le(data, at)) & 0xFFFF_FFFF
     found: int = crc32c(data[at + 4 : at + size])
-    if crc != found:
-        return None
+    return take_apart(data, at, size, address) if crc == found else None
+
+
+def take_apart(data: bytes, at: i64, size: i64, address: i64) -> Record:
+    """The fields of a record that is known to be whole: a store has checked what `read` gives back."""
     return Record(
         data[at + 8],
         data[at + 9],
