@@ -123,6 +123,20 @@ def test_a_queue_gives_back_its_room_when_all_is_acked(house: DiskHouse) -> None
     assert house.depth("jobs") == 0
 
 
+def test_room_is_given_back_within_seconds_though_nothing_more_is_written(house: DiskHouse) -> None:
+    worker = house.connect("worker-1")
+    fill(worker, "$queue/jobs", house)
+    join(worker, "$queue/jobs", ack_mode="puback")
+    left = 400
+    while left:
+        for packet in worker.take():
+            if isinstance(packet, Publish):
+                worker.ack(packet)
+                left -= 1
+    house.advance(5)
+    assert house.size() < 2 * SEGMENT
+
+
 def test_sessions_give_back_their_room_when_all_is_acknowledged(house: DiskHouse) -> None:
     client = house.connect_lasting("sleeper")
     client.subscribe("news", qos=1)

@@ -208,6 +208,7 @@ class Judge(Stage):
         self.hands.remove(hand)
         for number in hand.holds:
             self.oracle.put_down(number)
+            self.oracle.failed(number)
         hand.holds = {}
         self.engine.leave(hand)
 

@@ -44,6 +44,7 @@ class Pair:
         self.sent = sent
         self.place = place  # (pid, seq)
         self.targeted = False
+        self.failures = 0  # that it has seen; -1 when a crash may have taken some back
         self.states: list[tuple[int, str]] = [(0, ABSENT), (frame, WAITS)]
 
     def state(self) -> str:
@@ -62,6 +63,8 @@ class Pair:
 
     def found(self, state: str) -> None:
         """Recovery has decided: this is where it goes on from."""
+        if self.states[-1][1] != state:
+            self.failures = -1
         self.states = [(0, ABSENT), (0, state)] if state != ABSENT else [(0, ABSENT)]
 
     def __repr__(self) -> str:
@@ -160,6 +163,18 @@ class Oracle:
             return []
         lane = self.by_key.get((pair.gid, pair.sent.key), {})
         return [other for other in lane.values() if other.sent.serial < pair.sent.serial]
+
+    def attempted(self, number: tuple[int, int, int], attempt: int) -> None:
+        """Its deliveries are counted, across restarts too."""
+        pair = self.pairs[number]
+        if pair.failures >= 0 and attempt != pair.failures + 1:
+            raise Violation(f"{pair} has failed {pair.failures} times, and this is called attempt {attempt}")
+        pair.failures = attempt - 1
+
+    def failed(self, number: tuple[int, int, int]) -> None:
+        pair = self.pairs.get(number)
+        if pair is not None and pair.failures >= 0:
+            pair.failures += 1
 
     def put_down(self, number: tuple[int, int, int]) -> None:
         self.in_hands.pop(number, None)

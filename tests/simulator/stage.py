@@ -142,6 +142,8 @@ class Stage:
 
     def receipt(self, tag: int) -> None:
         sent = self.by_tag.pop(tag)
+        if sent.frame > self.oracle.answered:
+            raise Violation(f"the publisher of {sent.serial} is told that it is kept, and it is not")
         sent.receipt = True
 
     def delivered(self, hand: Hand, lease: Lease) -> None:
@@ -160,6 +162,7 @@ class Stage:
             raise Violation(
                 f"{pair} is delivered {self.loop.now - float(message.expires)} s after it expired"
             )
+        self.oracle.attempted(number, int(lease.attempt))
         if not self.changes_order:
             self._check_batch(pair, lease)
         name = message.id or message_id(cursor.partition.pid, lease.seq)
@@ -190,6 +193,7 @@ class Stage:
         if hand.holds.pop(number, None) is None:
             raise Violation(f"{number} is taken from {hand}, who does not have it")
         self.oracle.put_down(number)
+        self.oracle.failed(number)
         self._count("deadlines passed")
         self._say(f"{hand} loses {number}")
 

@@ -58,6 +58,7 @@ class World(Judge):
         known = self.ids.get((name, own_id)) if own_id else None
         tag = self.serial
         self.by_tag[tag] = sent
+        sent.frame = self.oracle.frame
         try:
             self.engine.publish(existing, message, self.author, tag)
         except QueueFull:
@@ -75,6 +76,7 @@ class World(Judge):
         if existing.duplicates > duplicates:
             if places or known is None:
                 raise Violation(f"{own_id!r} was taken for a duplicate")
+            sent.frame = known.frame
             self._count("duplicates")
             self._say(f"publish {self.serial} {own_id!r} is a duplicate")
             return
@@ -91,7 +93,6 @@ class World(Judge):
             self._count("overflowed into the dead letters")
             return
         sent.expires = int(message.expires)
-        sent.frame = self.oracle.frame
         for group in existing.groups.values():
             self.oracle.add(int(group.gid), sent, places[0])
         self.places.setdefault(places[0][0], {})[places[0][1]] = sent
@@ -144,6 +145,7 @@ class World(Judge):
             elif what == "nack":
                 delay = self.chance.choice((-1.0, -1.0, 0.0, 3.0))
                 self.engine.nack(lease, delay, "no luck")
+                self.oracle.failed(number)
             elif what == "reject":
                 self.engine.bury(lease, self.chance.choice(("rejected", "unacceptable")), "no good")
             elif what == "extend":
@@ -279,6 +281,9 @@ class World(Judge):
         self.engine.seek(group, floors)
         self._count("seeks")
         gid = int(group.gid)
+        for number, pair in self.oracle.pairs.items():
+            if number[0] == gid:
+                pair.failures = 0
         for partition, floor in zip(queue.partitions, floors):
             pid = int(partition.pid)
             for number, pair in list(self.oracle.pairs.items()):
@@ -299,6 +304,7 @@ class World(Judge):
         else:
             pair.become(WAITS, self.oracle.frame)
             self.oracle.come_back(pair)
+        pair.failures = 0
         pair.targeted = True  # its place among those of its key is lost
 
     def drop_group(self) -> None:
@@ -416,6 +422,8 @@ class World(Judge):
         self._say(f"CRASH, keeps {keep} of {self.store.unsynced()}; durable {self.oracle.durable}")
         self._count("crashes")
         self.store = self.store.crash(keep)
+        for pair in self.oracle.pairs.values():
+            pair.failures = -1
         self._start_again()
 
     def restart(self) -> None:

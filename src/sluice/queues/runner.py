@@ -23,6 +23,7 @@ from sluice.queues.rules import Rules
 from sluice.queues.snapshot import write_snapshot
 from sluice.store.protocol import ROW_BYTES, Record, Recovery, Store, read_row
 
+ROOM_SECONDS: Final = 1.0  # how long an emptied segment waits: others may be emptied meanwhile
 COMPACT_BELOW: Final = 0.4  # a sealed segment of which less than this lives is written anew
 COMPACT_AT_ONCE: Final = 256  # messages that compaction moves in one go
 
@@ -52,6 +53,8 @@ class Runner:
         self._report = report
         self._settle_seconds = settle_seconds
         self._settle_timer: Any = None
+        self._room_timer: Any = None
+        self._wants_room: bool = False
         self._frame: Frame | None = None
         self._timer: Any = None
         self._wake_at: float = 0.0
@@ -146,7 +149,7 @@ class Runner:
         self._waiting_next = []
         if frame.count:
             self._hand_over(frame)
-            if self._store.wants_snapshot() and engine.keeping.is_whole:
+            if self._wants_room or self._store.wants_snapshot():
                 self._snapshot()
             if self.frame_taken is not None:
                 self.frame_taken()
@@ -177,6 +180,8 @@ class Runner:
         self.engine.now = self._clock()
         self.engine.frame_done(frame)
         self.end_turn()
+        if self.engine.segments.emptied and self._room_timer is None:
+            self._room_timer = self._call_later(ROOM_SECONDS, self._make_room)
         for callback in waiting:
             callback()
         self._flushed()
@@ -217,10 +222,28 @@ class Runner:
 
     # ---- room on disk
 
+    def _make_room(self) -> None:
+        """A segment was emptied a while ago: with a snapshot it can be given back, now or with the next frame."""
+        self._room_timer = None
+        if self._closed:
+            return
+        self._wants_room = len(self.engine.segments.free(self._sealed())) > 0
+        self.engine.segments.emptied = False
+        if self._wants_room and self._frame is None:
+            if self.engine.journal.waits():
+                self._commit()
+            else:
+                self._snapshot()
+
+    def _sealed(self) -> list[int]:
+        return sorted(self._store.segment_sizes())[:-1]
+
     def _snapshot(self) -> None:
         """Between two frames: the state that all frames so far add up to, and the segments it makes superfluous."""
-        sizes = self._store.segment_sizes()
-        free = self.engine.segments.free(sorted(sizes)[:-1])
+        if not self.engine.keeping.is_whole:
+            return
+        self._wants_room = False
+        free = self.engine.segments.free(self._sealed())
         self._store.snapshot(write_snapshot(self.engine), free, self._after_snapshot)
         self.engine.segments.given_back(free)
 
@@ -293,11 +316,12 @@ class Runner:
 
     def close(self) -> None:
         """The end: keep what is left, and close the store. Blocking."""
-        for timer in (self._timer, self._settle_timer):
+        for timer in (self._timer, self._settle_timer, self._room_timer):
             if timer is not None:
                 timer.cancel()
         self._timer = None
         self._settle_timer = None
+        self._room_timer = None
         if self._closed:
             return
         self._closed = True

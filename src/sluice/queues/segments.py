@@ -16,6 +16,7 @@ class Segments:
     def __init__(self) -> None:
         self._by_number: dict[int, Segment] = {}
         self._last: Segment = Segment(-1)
+        self.emptied: bool = False  # some segment holds nothing any more since this was last looked at
 
     def _of(self, address: i64) -> Segment:
         number: i64 = address >> 32
@@ -38,6 +39,8 @@ class Segments:
         segment = self._of(address)
         segment.live -= 1
         segment.live_bytes -= size
+        if segment.live == 0:
+            self.emptied = True
 
     def free(self, kept: list[int]) -> list[int]:
         """Of the sealed segments `kept` by the store, those in which nothing lives."""
