@@ -273,7 +273,7 @@ def test_a_group_that_is_done_does_not_count_again_what_expires_for_another(make
     engine.group("slow")
     done = engine.worker(group="done")
     engine.publish(b"1", key=b"k")
-    engine.publish(b"2", key=b"l")
+    engine.publish(b"2", key=b"l", ttl=30)
     first, second = done.lease_all()
     done.ack(second)
     done.release(first)

@@ -66,7 +66,7 @@ class QueueConsumer(Consumer):
         self._always: bytes = user_property(b"queue", queue.encode()) + user_property(
             b"consumer-group", group.encode()
         )
-        # By number of partition: all that its first deliveries have in common, up to the number of the sequence.
+        # By number of partition: all that its deliveries have in common, up to the number of the sequence.
         self._heads: list[bytes] = []
         self._second: i64 = -1  # the second whose text is at hand
         self._second_text: bytes = b""
@@ -113,19 +113,15 @@ class QueueConsumer(Consumer):
         partition = lease.cursor.partition
         out = self._scratch
         out.truncate(0)
-        if lease.failures:
-            out.write(_ATTEMPT)
-            _write_decimal(out, lease.failures + 1)
-            out.write(self._common(partition.number))
-            out.write(_SEQUENCE)
-        else:
-            out.write(self._head(partition.number))
-        _write_decimal(out, lease.seq)
         out.write(_MESSAGE_ID)
         if message.id:
             write_binary(out, message.id)
         else:
             _write_id(out, partition.pid, lease.seq)
+        out.write(self._head(partition.number))
+        _write_decimal(out, lease.seq)
+        out.write(_ATTEMPT)
+        _write_decimal(out, lease.failures + 1)
         self._write_enqueued_at(out, message.enqueued_at)
         out.write(_TOKEN)
         _write_token(out, lease.token)
@@ -137,13 +133,10 @@ class QueueConsumer(Consumer):
         out.write(message.props)
         return out.getvalue()
 
-    def _common(self, number: i64) -> bytes:
-        return self._always + user_property(b"partition", b"%d" % number)
-
     def _head(self, number: i64) -> bytes:
         while len(self._heads) <= number:
-            common = self._common(len(self._heads))
-            self._heads.append(user_property(b"attempt", b"1") + common + _SEQUENCE)
+            partition = user_property(b"partition", b"%d" % len(self._heads))
+            self._heads.append(self._always + partition + _SEQUENCE)
         return self._heads[number]
 
     def _write_enqueued_at(self, out: BytesWriter, milliseconds: i64) -> None:
