@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from sluice.broker.responses import Responses
     from sluice.broker.session import Session
 
+ADMIN_PREFIX: Final = b"$admin/"
 MAX_TOPICS: Final = 65_536  # topics that are kept taken apart, none of them longer than MAX_TOPIC
 MAX_TOPIC: Final = 256
 MAX_VALIDATORS: Final = 1000
@@ -129,7 +130,8 @@ class QueueDoor:
 
     def takes(self, topic: bytes) -> bool:
         """Whether a topic is one of ours."""
-        return topic.startswith((PREFIX, b"$admin/"))
+        head = topic[:7]
+        return head == PREFIX or head == ADMIN_PREFIX
 
     def watch(self) -> None:
         if self.admin is not None:
