@@ -12,8 +12,8 @@ from tests.brokers import StartBroker
 from tests.client.servers import Mosquitto, Proxy, Server
 from tests.services import need_program
 
-# Every test of the client runs on each of these. "sluice" joins when its broker speaks.
-TARGETS = ["mosquitto"]
+# Every test of the client runs on each of these.
+TARGETS = ["mosquitto", "sluice"]
 
 StartMosquitto = Callable[[str], Mosquitto]
 MakeClient = Callable[..., Awaitable[Client]]
