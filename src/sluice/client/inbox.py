@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from sluice.client.message import Message
 
@@ -71,7 +72,8 @@ class Inbox:
                 await taker
             except asyncio.CancelledError:
                 if taker.cancelled():
-                    self._takers.remove(taker)
+                    with suppress(ValueError):  # whoever woke others in the meantime has passed over it
+                        self._takers.remove(taker)
                 elif self._messages:
                     self._wake_one()  # it was our turn: the message is the next one's
                 raise
