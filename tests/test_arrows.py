@@ -29,7 +29,8 @@ ARROWS: dict[str, frozenset[str]] = {
     "client": frozenset({"wire"}),
     "spark": frozenset({"client"}),
     "broker": frozenset({"wire", "queues", "cluster"}),
-    "admin": frozenset({"broker", "queues", "cluster"}),
+    "access": frozenset({"broker", "wire", "fields"}),
+    "admin": frozenset({"access", "broker", "queues", "cluster"}),
 }
 
 # These put the rooms together and may know them all.

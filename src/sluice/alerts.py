@@ -3,13 +3,22 @@
 Alerts wait in a bounded line for each webhook, behind a task that lives while there is something in it: one that does
 not answer holds up its own alerts only. It is tried again with a growing pause, then given up with a line in the log:
 the dead letter itself is safe in its queue.
+
+Who may configure a queue chooses the address, and this machine may stand where they do not: so a webhook reaches public
+addresses only, unless the operator allows more. The name is looked up once, the address that is found is judged, and
+that very address is connected to: a name that means something else a moment later changes nothing. Redirects are not
+followed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import socket
+import ssl
 from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -24,14 +33,104 @@ MAX_WAITING: Final = 1000  # for one webhook
 TIMEOUT_SECONDS: Final = 5.0
 PAUSES: Final = (0.5, 2.0, 8.0)  # before each further try
 
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+
+# Not public, whatever the library's tables of this Python say of them.
+_CLOSED: Final = tuple(
+    ipaddress.ip_network(one)
+    for one in (
+        "0.0.0.0/8",
+        "100.64.0.0/10",  # carriers' own
+        "169.254.0.0/16",  # link-local, where clouds keep their metadata
+        "192.0.0.0/24",
+        "198.18.0.0/15",
+        "168.63.129.16/32",  # metadata of one cloud, on a public address
+        "fd00:ec2::/32",
+    )
+)
+# IPv6 addresses that carry an IPv4 one: judged by that.
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+class Refused(Exception):
+    """A webhook that leads where it may not."""
+
+
+class Guard:
+    """Which addresses webhooks may reach. `allowed` has networks, addresses and host names; an allowed name is trusted
+    wherever it leads."""
+
+    def __init__(self, allowed: Sequence[str] = ()) -> None:
+        self._names = {one.lower() for one in allowed if _network(one) is None}
+        self._networks = [network for one in allowed if (network := _network(one)) is not None]
+
+    def fault_of(self, address: str) -> str:
+        """Why this address is out of reach; the empty string when it is not."""
+        found = _bare(ipaddress.ip_address(address.partition("%")[0]))
+        if any(found in network for network in self._networks):
+            return ""
+        if found.is_global and not found.is_multicast and not any(found in closed for closed in _CLOSED):
+            return ""
+        return f"{address} is not a public address: name it in webhooks.allow if alerts are meant to go there"
+
+    def fault_of_url(self, url: str) -> str:
+        """What can be said of a webhook before its name is looked up: for whoever configures a queue with it."""
+        try:
+            host = httpx.URL(url).host
+        except httpx.InvalidURL:
+            return "the webhook is not a URL"
+        if not host:
+            return "the webhook names no host"
+        if host.lower().rstrip(".") in self._names:
+            return ""
+        try:
+            return self.fault_of(host)
+        except ValueError:  # a name, judged when it is used; these are never anything else
+            local = host.lower().rstrip(".") == "localhost" or host.lower().rstrip(".").endswith(".localhost")
+            return (
+                f"{host} is this machine: name it in webhooks.allow if alerts are meant to go there"
+                if local
+                else ""
+            )
+
+    async def address_for(self, host: str, port: int, resolve: Resolve) -> str:
+        """An address of `host` that may be reached."""
+        trusted = host.lower().rstrip(".") in self._names
+        faults = []
+        for address in await resolve(host, port):
+            fault = "" if trusted else self.fault_of(address)
+            if not fault:
+                return address
+            faults.append(fault)
+        raise Refused(f"{host}: {faults[0]}" if faults else f"{host} has no address")
+
+
+async def look_up(host: str, port: int) -> list[str]:
+    """The addresses of a name, as the system has them; a literal address is its own."""
+    try:
+        return [str(ipaddress.ip_address(host))]
+    except ValueError:
+        pass
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(one[4][0]) for one in found]
+
 
 class AlertSender:
     """Owns its tasks: `close` ends them. `send` is called in the loop."""
 
-    def __init__(self, pauses: tuple[float, ...] = PAUSES, timeout: float = TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        pauses: tuple[float, ...] = PAUSES,
+        timeout: float = TIMEOUT_SECONDS,
+        allowed: Sequence[str] = (),
+        resolve: Resolve = look_up,
+    ) -> None:
+        self.guard = Guard(allowed)
         self._waiting: dict[str, deque[Alert]] = {}  # by webhook
         self._pauses = pauses
         self._timeout = timeout
+        self._resolve = resolve
         self._client: httpx.AsyncClient | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -61,7 +160,12 @@ class AlertSender:
     async def _run(self, url: str, waiting: deque[Alert]) -> None:
         """All that waits for one webhook, in order."""
         if self._client is None:
-            self._client = httpx.AsyncClient(timeout=self._timeout)
+            self._client = httpx.AsyncClient(
+                timeout=self._timeout,
+                follow_redirects=False,
+                trust_env=False,  # a proxy of the environment would look names up for itself
+                verify=ssl.create_default_context(),
+            )
         try:
             while waiting:
                 await self._deliver(self._client, waiting[0])
@@ -71,23 +175,42 @@ class AlertSender:
 
     async def _deliver(self, client: httpx.AsyncClient, alert: Alert) -> None:
         fault = ""
+        tried = 0.0
         for pause in (0.0, *self._pauses):
             await asyncio.sleep(pause)
+            tried += pause
             try:
-                answer = await client.post(alert.url, json=body_of(alert))
+                answer = await self._post(client, alert)
                 if answer.is_success:
                     return
                 fault = f"it answered {answer.status_code}"
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
+            except Refused as error:
+                fault = str(error)
+                break  # trying again would be refused again
+            except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
                 fault = str(error) or type(error).__name__
         log.error(
             "alert not delivered",
             extra={
                 "queue": alert.queue,
-                "url": alert.url,
+                "url": shown(alert.url),
                 "why": fault,
-                "tried_for": show_duration(sum(self._pauses)),
+                "tried_for": show_duration(tried),
             },
+        )
+
+    async def _post(self, client: httpx.AsyncClient, alert: Alert) -> httpx.Response:
+        """Connect to the address that was judged; the host is named in the request and in TLS as it was written."""
+        url = httpx.URL(alert.url)
+        port = url.port or (443 if url.scheme == "https" else 80)
+        async with asyncio.timeout(self._timeout):
+            address = await self.guard.address_for(url.host, port, self._resolve)
+        return await client.post(
+            url.copy_with(host=address, username=None, password=None),
+            json=body_of(alert),
+            headers={"Host": url.netloc.decode("ascii")},
+            auth=httpx.BasicAuth(url.username, url.password) if url.userinfo else httpx.USE_CLIENT_DEFAULT,
+            extensions={"sni_hostname": url.host},
         )
 
     async def close(self) -> None:
@@ -98,6 +221,36 @@ class AlertSender:
         if self._client is not None:
             await self._client.aclose()
             self._client = None
+
+
+def shown(url: str) -> str:
+    """A webhook without what may be a secret in it: many services have theirs in the path or the query."""
+    try:
+        found = httpx.URL(url)
+    except httpx.InvalidURL:
+        return "(not a URL)"
+    return f"{found.scheme}://{found.netloc.decode('ascii', 'replace')}/..."
+
+
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return None
+
+
+def _bare(address: Address) -> Address:
+    """The IPv4 address inside an IPv6 one, by whichever way it got there."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return address.ipv4_mapped
+        if address.sixtofour is not None:
+            return address.sixtofour
+        if address in _NAT64 or int(address) >> 32 == 0:
+            return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if address.teredo is not None:
+            return ipaddress.IPv4Address("0.0.0.0")  # a tunnel to anywhere: never
+    return address
 
 
 def body_of(alert: Alert) -> dict[str, object]:

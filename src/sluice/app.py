@@ -15,13 +15,19 @@ import resource
 import signal
 import ssl
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from sluice import __version__
+from sluice.access.gate import Gate
+from sluice.access.identity import Keyring
+from sluice.access.start import access_for
+from sluice.admin.desk import Desk
+from sluice.admin.service import AdminService
 from sluice.alerts import AlertSender
-from sluice.broker.access import Anonymous
 from sluice.broker.admin_topics import AdminTopics
 from sluice.broker.broker import Broker
 from sluice.broker.keeper import Keeper
@@ -34,6 +40,7 @@ from sluice.clock import steady_time
 from sluice.config import Settings
 from sluice.errors import ConfigError, InvalidQueueConfig, StoreFailed
 from sluice.logs import hide_secrets
+from sluice.notation import Address
 from sluice.queues.compression import ZstdCodec
 from sluice.queues.config import read_config
 from sluice.queues.dead_letters import Alert
@@ -46,12 +53,18 @@ from sluice.schema import fault_of_schema, validator_of
 from sluice.store.embedded.store import EmbeddedStore
 from sluice.store.memory import MemoryStore
 from sluice.store.protocol import Store
+from sluice.wire import decode as wire_decode
 from sluice.wire.topics import matches
+
+if TYPE_CHECKING:
+    from sluice.admin.grpc.server import GrpcTls
+    from sluice.admin.thread import AdminThread, OpenDoor
 
 log = logging.getLogger(__name__)
 
 SWITCH_SECONDS = 0.0005  # how long the log writer waits for the loop to let it run, at most
 SETTLE_SECONDS = 0.005  # what acknowledgements of work may wait for a frame to ride in
+BODY_FRAME_BYTES = 65_536  # of a publish over HTTP: everything that is not its payload
 LAST_WORDS_SECONDS = 2.0  # what a stop waits for clients to read our DISCONNECT
 
 
@@ -67,21 +80,30 @@ async def run(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     allow_many_connections()
-    broker = Broker(loop, limits_from(settings), Anonymous(anonymous_allowed(settings)), log_event)
+    gate, keyring = access_of(settings)
+    broker = Broker(loop, limits_from(settings), gate, log_event)
+    gate.attach(broker, loop)
+    loop.add_signal_handler(signal.SIGHUP, gate.look)
     house = House(settings, broker, stop)
     doors: list[Door] = []
+    admin: AdminThread | None = None
     try:
         await house.open()
         await open_doors(settings, broker, doors)
+        admin = admin_thread(settings, house, keyring)
+        opened: list[Door | OpenDoor] = [*doors, *(await admin.start() if admin is not None else [])]
         SysTopics(broker, __version__).start()
         quiet_collector()
-        print(ready_line(doors, settings.store), flush=True)
-        log.info("ready", extra={door.name: door.address for door in doors})
+        print(ready_line(opened, settings.store), flush=True)
+        log.info("ready", extra={door.name: door.address for door in opened})
         await stop.wait()
         log.info("stopping", extra={"connections": len(broker.connections)})
     finally:
+        if admin is not None:
+            await admin.stop()  # first, while everything that it asks is still there
         await shut(broker, doors)
         await house.close()
+        gate.close()
     if house.failure is not None:
         raise StoreFailed(str(house.failure))
     log.info("stopped")
@@ -94,13 +116,14 @@ class House:
         self._settings = settings
         self._broker = broker
         self._stop = stop
-        self._alerts = AlertSender()
+        self._alerts = AlertSender(allowed=settings.webhooks.allow)
         self._runner: Runner | None = None
+        self._admin: AdminService | None = None
         self.failure: Exception | None = None
 
     async def open(self) -> None:
         """Bring back what the store holds, before any client can come in."""
-        check_templates(self._settings)
+        check_templates(self._settings, self._alerts.guard.fault_of_url)
         loop = asyncio.get_running_loop()
         broker = self._broker
         turn = broker.turn
@@ -127,16 +150,27 @@ class House:
         router.keeper = Keeper(engine.keeping, turn)
         turn.before_flush = runner.end_turn
         runner.frame_taken = router.frame_taken
+        service = QueueService(engine, fault_of_schema, self._alerts.guard.fault_of_url)
+        door = QueueDoor(engine, turn, router.subscriptions, service, validator_of)
         if self._settings.queues.enabled:
-            router.door = QueueDoor(
-                engine, turn, router.subscriptions, QueueService(engine, fault_of_schema), validator_of
-            )
+            router.door = door
             runner.on_made = router.door.appeared
             router.door.admin = AdminTopics(router, router.door, broker.scheduler)
             router.door.responses = Responses(router, broker.scheduler)
             router.door.bindings_changed()
         router.keeper.restore(await kept, router, broker.registry)
         router.retained.forgotten = router.keeper.drop_retained
+        store = hide_secrets(self._settings.store)
+        self._admin = AdminService(engine, runner, door, broker, store, how_built())
+
+    def desk(self) -> Desk:
+        """Where the admin doors put their questions, once the house is open."""
+        assert self._admin is not None
+        return Desk(self._admin, asyncio.get_running_loop())
+
+    def fault(self) -> str:
+        """What is wrong with the store, or nothing."""
+        return "" if self.failure is None else str(self.failure)
 
     def _make_store(self) -> Store:
         loop = asyncio.get_running_loop()
@@ -144,7 +178,9 @@ class House:
             return MemoryStore(loop.call_soon)
         if self._settings.store == "embedded":
             return EmbeddedStore(str(self._settings.data), loop.call_soon_threadsafe, self._failed)
-        raise ConfigError(f"store {self._settings.store} is not built yet", "Use embedded or memory")
+        raise ConfigError(
+            f"store {hide_secrets(self._settings.store)} is not built yet", "Use embedded or memory"
+        )
 
     def _rules_for(self, name: str) -> tuple[Rules, str]:
         """What a queue that comes into being is like: the first template whose pattern matches its name."""
@@ -178,12 +214,14 @@ class House:
             runner.close()
 
 
-def check_templates(settings: Settings) -> None:
+def check_templates(settings: Settings, fault_of_webhook: Callable[[str], str]) -> None:
     """A template that cannot be used is told at the start, not to the first publisher whose queue it is for."""
     for template in settings.queues.templates:
         try:
             rules = read_config(template.config, "any").rules()
             fault = fault_of_schema(rules.schema) if rules.schema else ""
+            if not fault and rules.alert_webhook:
+                fault = fault_of_webhook(rules.alert_webhook)
         except InvalidQueueConfig as error:
             fault = str(error)
         if fault:
@@ -216,6 +254,26 @@ async def open_doors(settings: Settings, broker: Broker, doors: list[Door]) -> N
             doors.append(door)
 
 
+def admin_thread(settings: Settings, house: House, keyring: Keyring) -> AdminThread | None:
+    """The doors for people and programs that look after the broker; None when they are all off."""
+    if settings.http is None and settings.grpc is None:
+        return None
+    from sluice.admin.thread import AdminDoors, AdminThread  # HTTP and all that, for those who open a door
+
+    # A message of the largest size comes as base64, which is a third more, in a frame of JSON.
+    max_body = settings.mqtt.max_packet_size * 4 // 3 + BODY_FRAME_BYTES
+    doors = AdminDoors(
+        http=settings.http,
+        grpc=settings.grpc,
+        tls=tls_context(settings, clients=False) if settings.tls.http else None,
+        grpc_tls=grpc_tls(settings) if settings.tls.grpc else None,
+        max_body=max_body,
+        queues_enabled=settings.queues.enabled,
+        store_fault=house.fault,
+    )
+    return AdminThread(house.desk(), keyring, doors)
+
+
 async def shut(broker: Broker, doors: list[Door]) -> None:
     """No new work, then a word to every client, then the end of those who do not read it."""
     for door in doors:
@@ -236,32 +294,26 @@ def limits_from(settings: Settings) -> Limits:
     return limits
 
 
-def anonymous_allowed(settings: Settings) -> bool:
-    """Nobody has to say who they are on loopback; beyond it, only when the operator has said so."""
-    if settings.auth.allow_anonymous is not None:
-        return settings.auth.allow_anonymous
+def access_of(settings: Settings) -> tuple[Gate, Keyring]:
+    """Who may come in by which door. Nobody has to say who they are on loopback; beyond it, a door for which nobody
+    could is not opened."""
     listen = settings.listen
-    public = [
-        str(address)
-        for address in (listen.mqtt, listen.mqtts, listen.ws, listen.wss)
-        if address is not None and not address.is_loopback
-    ]
-    if public:
-        raise ConfigError(
-            f"{', '.join(public)} can be reached from other machines, and no users are set up",
-            "Listen on 127.0.0.1, or let everybody in on purpose with auth.allow_anonymous = true",
-        )
-    return True
+    mqtt = [listen.mqtt, listen.mqtts, listen.ws, listen.wss]
+    return access_for(settings.auth, _beyond_loopback(mqtt), _beyond_loopback([settings.http, settings.grpc]))
 
 
-def tls_context(settings: Settings) -> ssl.SSLContext:
-    """TLS 1.2 or later; with a client CA, clients must show a certificate that it signed."""
+def _beyond_loopback(addresses: Sequence[Address | None]) -> list[str]:
+    return [str(address) for address in addresses if address is not None and not address.is_loopback]
+
+
+def tls_context(settings: Settings, clients: bool = True) -> ssl.SSLContext:
+    """TLS 1.2 or later; with a client CA, MQTT clients (`clients`) must show a certificate that it signed."""
     tls = settings.tls
     assert tls.cert is not None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(tls.cert, tls.key)
-        if tls.client_ca is not None:
+        if tls.client_ca is not None and clients:
             context.load_verify_locations(tls.client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
     except ssl.SSLError as fault:
@@ -272,9 +324,23 @@ def tls_context(settings: Settings) -> ssl.SSLContext:
     return context
 
 
-def ready_line(doors: list[Door], store: str) -> str:
+def grpc_tls(settings: Settings) -> GrpcTls:
+    """The same certificate for gRPC, which reads the files for itself and tells no faults: so they are tried first."""
+    from sluice.admin.grpc.server import GrpcTls
+
+    tls_context(settings, clients=False)
+    assert settings.tls.cert is not None and settings.tls.key is not None
+    return GrpcTls(settings.tls.cert.read_bytes(), settings.tls.key.read_bytes())
+
+
+def ready_line(doors: Sequence[Door | OpenDoor], store: str) -> str:
     parts = [f"sluice {__version__} ready", *(f"{door.name}={door.address}" for door in doors)]
     return " ".join([*parts, f"store={hide_secrets(store)}", f"pid={os.getpid()}"])
+
+
+def how_built() -> str:
+    """`compiled` when the rooms on the path of a message are native code, else `interpreted`."""
+    return "interpreted" if (wire_decode.__file__ or "").endswith(".py") else "compiled"
 
 
 def log_event(event: str, facts: dict[str, object]) -> None:

@@ -6,12 +6,14 @@ The models are plain facts: where values come from (flags, environment, file) is
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
+from sluice.access.settings import AuthSettings
 from sluice.fields import Seconds, Section, lasting, number
 from sluice.notation import Address, parse_address, parse_duration
 from sluice.wire.topics import fault_of_filter
@@ -56,6 +58,18 @@ def _topic_filter(value: str) -> str:
     return value
 
 
+def _host_or_network(value: str) -> str:
+    try:
+        ip_network(value, strict=False)
+    except ValueError:
+        parts = value.rstrip(".").split(".")
+        if not all(part.replace("-", "").replace("_", "").isalnum() for part in parts):
+            raise ValueError(
+                f"holds {value!r}; write a network such as 10.0.0.0/8, an address, or a host name"
+            ) from None
+    return value
+
+
 Listener = Annotated[Address | None, BeforeValidator(_address_or_off)]
 PemFile = Annotated[Path, AfterValidator(_existing_file)]
 
@@ -70,11 +84,13 @@ class ListenSettings(Section):
 
 
 class TlsSettings(Section):
-    """Who we are on mqtts and wss, and whose certificates a client may show."""
+    """Who we are on mqtts, wss and the admin doors, and whose certificates an MQTT client may show."""
 
     cert: PemFile | None = None
     key: PemFile | None = None
     client_ca: PemFile | None = None  # given: a client must present a certificate that it signed
+    http: bool = False  # REST and console over HTTPS, with the same certificate
+    grpc: bool = False  # gRPC over TLS, likewise
 
 
 class LogSettings(Section):
@@ -97,8 +113,10 @@ class QueueSettings(Section):
     )
 
 
-class AuthSettings(Section):
-    allow_anonymous: bool | None = None  # None: on loopback only
+class WebhookSettings(Section):
+    """Where alerts may go besides public addresses."""
+
+    allow: list[Annotated[str, AfterValidator(_host_or_network)]] = []  # networks, addresses and host names
 
 
 class MqttSettings(Section):
@@ -119,6 +137,10 @@ class MqttSettings(Section):
     max_queued_bytes: Annotated[int, number(1)] = 67_108_864
     max_subscriptions: Annotated[int, number(1)] = 10_000  # of one client
     max_connections: Annotated[int, number(0)] = 0  # 0: as many as the system gives
+    max_connections_per_address: Annotated[int, number(0)] = 0
+    max_connections_per_user: Annotated[int, number(0)] = 0
+    max_publish_rate: Annotated[float, number(0)] = 0.0  # messages of one client per second; 0: any
+    max_publish_byte_rate: Annotated[float, number(0)] = 0.0  # bytes of payload, likewise
     max_retained: Annotated[int, number(0)] = 1_000_000
     max_topic_levels: Annotated[int, number(1, 65535)] = 128
     write_buffer_high: Annotated[int, number(1024, 1 << 30)] = (
@@ -144,6 +166,7 @@ class Settings(Section):
     log: LogSettings = LogSettings()
     queues: QueueSettings = QueueSettings()
     auth: AuthSettings = AuthSettings()
+    webhooks: WebhookSettings = WebhookSettings()
     mqtt: MqttSettings = MqttSettings()
 
     @model_validator(mode="after")
@@ -157,4 +180,6 @@ class Settings(Section):
             raise ValueError(
                 "listen.mqtts and listen.wss need a certificate; give tls.cert and tls.key as well"
             )
+        if (self.tls.http or self.tls.grpc) and self.tls.cert is None:
+            raise ValueError("tls.http and tls.grpc need a certificate; give tls.cert and tls.key as well")
         return self

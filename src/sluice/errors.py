@@ -197,3 +197,53 @@ class StaleDelivery(QueueError):
             f"delivery {message_id!r} has passed to another consumer",
             "Its deadline had passed: work faster, extend it in time, or raise performance.delivery_timeout",
         )
+
+
+class GroupExists(QueueExists):
+    """Like a queue that is there already: what is asked for is taken."""
+
+    def __init__(self, queue: str, group: str) -> None:
+        QueueError.__init__(
+            self,
+            f"queue {queue!r} has a group {group!r} already",
+            "Send it to another place with seek instead, or delete it first",
+        )
+
+
+class InUse(QueueExists):
+    """Somebody works with it right now, so it cannot be taken away."""
+
+    def __init__(self, what: str, do: str) -> None:
+        QueueError.__init__(self, what, do)
+
+
+class UnknownMessage(QueueError):
+    def __init__(self, queue: str, message_id: str) -> None:
+        super().__init__(
+            f"queue {queue!r} knows no message {message_id!r}"
+            if queue
+            else f"no queue knows a message {message_id!r}",
+            "Look for its id with peek, or among the dead letters; messages that were settled are not kept",
+        )
+        self.queue = queue
+        self.message_id = message_id
+
+
+class AccessError(SluiceError):
+    """Somebody wants what is not theirs."""
+
+
+class NotAuthenticated(AccessError):
+    """A door that asks who is there got no answer, or one that does not hold."""
+
+    def __init__(self, what: str = "nobody has said who is asking", do: str = "") -> None:
+        super().__init__(what, do or "Send a token (Authorization: Bearer ...), or a user and its password")
+
+
+class NotAllowed(AccessError):
+    """Known, and not permitted."""
+
+    def __init__(self, who: str, what: str, do: str = "") -> None:
+        super().__init__(f"{who} may not {what}", do or "Ask an administrator for the role or the rule it takes")
+        self.who = who
+        self.action = what

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.broker.access import Grant, Verdict
+from sluice.broker.access import Caller, Reply, Verdict
+from sluice.broker.permission import Grant
+from sluice.broker.rulebook import PUBLISH, SUBSCRIBE, Book, Rule
 from sluice.wire.packets import (
     V5,
     V311,
@@ -230,19 +232,15 @@ def test_a_will_must_keep_to_what_the_server_offers() -> None:
     assert house.connect("a", will=will("/" * 7, retain=True)).connack.reason == 0
 
 
-class OnlyPublic(Grant):
-    def may_publish(self, topic: bytes) -> bool:
-        return topic.startswith(b"public/")
-
-    def may_subscribe(self, topic_filter: bytes) -> bool:
-        return topic_filter.startswith(b"public/")
+ONLY_PUBLIC = Book([Rule(True, PUBLISH | SUBSCRIBE, [], [], ["public/#"], [], "rule 1")])
 
 
 class Doorman:
-    def admit(self, connect: Connect, peer: str) -> Verdict:
+    def admit(self, connect: Connect, caller: Caller, reply: Reply) -> None:
         if connect.password != b"secret":
-            return Verdict(0x86, "wrong password")
-        return Verdict(grant=OnlyPublic())
+            reply(Verdict(0x86, "wrong password"))
+        else:
+            reply(Verdict(grant=Grant(ONLY_PUBLIC, "u", caller.client_id)))
 
 
 def test_a_wrong_password_is_refused(version: int) -> None:

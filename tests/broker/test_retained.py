@@ -135,8 +135,8 @@ def test_shared_subscriptions_get_none(house: House, writer: Client) -> None:
         ("+/+", ["/", "a/b", "b/"]),
         ("+/b/#", ["a/b", "a/b/c"]),
         ("b/+", ["b/"]),
-        ("$SYS/#", ["$SYS", "$SYS/x"]),
-        ("$SYS/+", ["$SYS/x"]),
+        ("$DATA/#", ["$DATA", "$DATA/x"]),
+        ("$DATA/+", ["$DATA/x"]),
         ("+/x", []),
         ("nothing", []),
     ],
@@ -144,7 +144,7 @@ def test_shared_subscriptions_get_none(house: House, writer: Client) -> None:
 def test_wildcards_find_them_and_dollar_topics_stay_hidden(
     house: House, writer: Client, topic_filter: str, topics: list[str]
 ) -> None:
-    for topic in ("a", "a/b", "a/b/c", "/", "b/", "$SYS", "$SYS/x"):
+    for topic in ("a", "a/b", "a/b/c", "/", "b/", "$DATA", "$DATA/x"):
         writer.publish(topic, topic.encode(), retain=True)
     assert heard(house, topic_filter) == [(topic.encode(), topic.encode()) for topic in sorted(topics)]
 

@@ -69,7 +69,7 @@ async def hook(*answers: int) -> AsyncIterator[Hook]:
 
 @pytest.fixture
 async def sender() -> AsyncIterator[AlertSender]:
-    one = AlertSender(pauses=(0.001, 0.001), timeout=0.2)
+    one = AlertSender(pauses=(0.001, 0.001), timeout=0.2, allowed=["127.0.0.0/8"])
     yield one
     await one.close()
 
@@ -142,7 +142,7 @@ async def test_a_webhook_that_never_works_is_given_up_with_a_line_in_the_log(
 
 
 async def test_a_webhook_that_hangs_does_not_hold_up_another_one() -> None:
-    sender = AlertSender(pauses=(), timeout=50)
+    sender = AlertSender(pauses=(), timeout=50, allowed=["127.0.0.0/8"])
     async with hook(0) as stuck, hook(200) as well:
         sender.send(alert(stuck.url))
         await stuck.posted.get()
@@ -152,7 +152,7 @@ async def test_a_webhook_that_hangs_does_not_hold_up_another_one() -> None:
 
 
 async def test_only_so_many_alerts_wait_for_one_webhook(caplog: pytest.LogCaptureFixture) -> None:
-    sender = AlertSender(pauses=(), timeout=50)
+    sender = AlertSender(pauses=(), timeout=50, allowed=["127.0.0.0/8"])
     async with hook(0) as stuck:
         for nth in range(1001):
             sender.send(alert(stuck.url, str(nth)))
@@ -174,6 +174,7 @@ async def test_a_server_posts_to_the_webhook_and_delivers_on_while_it_hangs(
 ) -> None:
     async with hook(0) as served:
         broker = start_broker(
+            '[webhooks]\nallow = ["127.0.0.1"]\n'
             '[[queues.templates]]\nmatch = "jobs"\n[queues.templates.config.dlq_config]\n'
             f'alert_webhook = "{served.url}"\n'
         )

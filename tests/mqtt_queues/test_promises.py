@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.broker.access import Grant
+from sluice.broker.permission import Grant
+from sluice.broker.rulebook import Book
 from sluice.wire.packets import V311, Ack, Pingreq
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL
 from tests.mqtt_queues.kit import QueueHouse, facts, join, payloads, put, settle, take
@@ -347,7 +348,7 @@ def test_a_line_that_is_held_for_two_reasons_is_read_again_when_both_are_over(ho
 @pytest.mark.parametrize("topic", ["$queue/jobs", "$queue/jobs/$ack/1-1", "$admin/queue/create"])
 def test_who_may_not_is_told_so_and_nothing_happens(house: QueueHouse, topic: str, qos: int) -> None:
     client = house.connect("stranger")
-    house.broker.registry.sessions["stranger"].grant = Grant()  # allows nothing
+    house.broker.registry.sessions["stranger"].grant = Grant(Book([]), "", "stranger")  # allows nothing
     reason, why = put(client, topic, b'{"name": "a"}', qos)
     assert (reason, "may not" in why) == (0x87, True)
     assert join(client, "$queue/jobs")[0] == 0x87

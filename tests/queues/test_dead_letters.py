@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
-from sluice.message import Message
+from sluice.message import Message, decode_headers
 from sluice.queues.dead_letters import iso_time
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import START, EngineUnderTest, MemoryKeeper
+
+
+def told(*steps: list[Any]) -> str:
+    """A history as it stands in a header: times in milliseconds."""
+    return json.dumps([[round(at * 1000), *rest] for at, *rest in steps], separators=(",", ":"))
 
 
 def test_a_rejected_message_is_dead_at_once(engine: EngineUnderTest) -> None:
@@ -50,6 +58,13 @@ def test_a_dead_letter_keeps_its_message_and_tells_its_story(make: MakeEngine) -
         "rejectionReason": "delivery-error",
         "rejectionTimestamp": "2027-01-15T08:00:15.000Z",
         "rejectionMessage": "no sense",
+        "history": told(
+            [START, "enqueued", "", "", 0, ""],
+            [START + 10, "delivered", "workers", "w-1", 1, ""],
+            [START + 10, "nacked", "workers", "w-1", 1, "no luck"],
+            [START + 15, "delivered", "workers", "w-1", 2, ""],
+            [START + 15, "dead", "workers", "", 2, "rejected: no sense"],
+        ),
     }
 
 
@@ -194,7 +209,7 @@ def test_a_letter_goes_back_to_the_group_that_failed_it_on_its_old_partition(mak
     assert other.lease_all() == [] and engine.dead_letters() == []
     for one in again:
         failing.ack(one)
-        assert one.message.headers == b"", "the story is told"
+        assert [name for name, _ in decode_headers(one.message.headers)] == ["history"], "the story is told"
     assert engine.depth() == 0
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from sluice.broker.access import Access
 from sluice.broker.connection import Connection, Cutoff
+from sluice.broker.crowd import Crowd
 from sluice.broker.handshake import Handshake
 from sluice.broker.limits import Limits
 from sluice.broker.registry import Registry
@@ -45,6 +46,7 @@ class Broker:
         self.scheduler: Scheduler = Scheduler(self.turn, loop.call_later)
         self.router: Router = Router(limits, self.turn, self.counters)
         self.registry: Registry = Registry(self.router, self.scheduler)
+        self.crowd: Crowd = Crowd(limits)
         self.handshake: Handshake = Handshake(self)
         self.connections: set[Connection] = set()
         self.started_at: float = self.turn.now
@@ -65,10 +67,14 @@ class Broker:
         high = self.limits.write_buffer_high
         connection.transport.set_write_buffer_limits(high, high // 4)
         self.wake_at(self.turn.now + self.limits.connect_timeout, Cutoff(connection))
+        if not self.crowd.opened(connection):
+            self.counters.connections_refused += 1
+            connection.abort()
 
     def closed(self, connection: Connection) -> None:
         self.counters.connections_open -= 1
         self.connections.discard(connection)
+        self.crowd.closed(connection)
         if self._when_empty is not None and not self.connections:
             self._when_empty()
 

@@ -6,6 +6,7 @@ read is worked off in one pass over one `bytes` object; answers collect in `out`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from librt.strings import BytesWriter
@@ -28,6 +29,7 @@ from sluice.wire.reasons import (
 
 if TYPE_CHECKING:
     from sluice.broker.broker import Broker
+    from sluice.broker.meter import Meter
     from sluice.broker.session import Session
 
 NO_LIMIT: Final = 268_435_460  # the largest packet that MQTT can express
@@ -54,6 +56,9 @@ class Connection(Deadline):
         self.peer_limit: i64 = NO_LIMIT  # the client's maximum packet size
         self.explain: bool = True  # the client wants reason strings
         self.alias_limit: i64 = 0  # outgoing topic aliases we may use
+        self.proof: str = ""  # by which its user was known; empty: by none that can be taken back
+        self.meter: Meter | None = None  # None: it may publish as fast as it can
+        self.asking: list[bytes] | None = None  # what came while it is being found out who this is
         self._aliases_out: dict[bytes, int] | None = None
         self._aliases_in: dict[int, bytes] | None = None
         self._framer: Framer | None = None  # only while a packet is incomplete
@@ -70,6 +75,9 @@ class Connection(Deadline):
     def data_received(self, data: bytes) -> None:
         if self.closing:
             return
+        if self.asking is not None:
+            self.asking.append(data)  # read before we could stop reading
+            return
         broker = self.broker
         self.heard_at = broker.turn.begin()
         broker.counters.bytes_received += len(data)
@@ -81,10 +89,15 @@ class Connection(Deadline):
             if not data:
                 return
             self._framer = None
+        meter = self.meter
+        if meter is not None:
+            meter.begin()
         try:
             self._read(data)
         except ProtocolViolation as fault:
             self.refuse(fault)
+        if meter is not None:
+            meter.end()
 
     def eof_received(self) -> bool:
         return False
@@ -139,6 +152,26 @@ class Connection(Deadline):
         if not self.deaf and not self.lost:
             self.transport.resume_reading()
 
+    def ask(self) -> None:
+        """Who it is takes a while to find out: it is heard again when that is known."""
+        self.asking = []
+        self.hold()
+
+    def asked(self, known: Callable[[], None]) -> None:
+        """It is known now. `known` gives the answer, then what came meanwhile is read."""
+        early = b"".join(self.asking or [])
+        self.asking = None
+        self.broker.turn.begin()
+        self.unhold()
+        known()
+        if early:
+            self.data_received(early)
+
+    def address(self) -> str:
+        """The address it comes from, without the port."""
+        found = None if self.transport is None else self.transport.get_extra_info("peername")
+        return str(found[0]) if isinstance(found, tuple) else ""
+
     def peer(self) -> str:
         """Where it comes from, for logs and access rules."""
         address = None if self.transport is None else self.transport.get_extra_info("peername")
@@ -170,6 +203,9 @@ class Connection(Deadline):
             session = self.session
             if session is None:
                 self._greet(data, head, body, end)
+                if self.asking is not None:
+                    self.asking.append(data[end:])
+                    return
             elif kind == PUBLISH:
                 packet = decode_publish(data, head & 15, body, end, self.version)
                 counters.publishes_received += 1
@@ -410,6 +446,7 @@ class Connection(Deadline):
         session = self.session
         if session is not None:
             self.session = None
+            self.broker.crowd.left(self)
             if session.connection is self:
                 self.broker.registry.departed(session)
 

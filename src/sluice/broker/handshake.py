@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sluice.broker.access import Caller
 from sluice.broker.connection import NO_LIMIT, Connection
+from sluice.broker.meter import Meter
+from sluice.broker.permission import fault_of_will, review
+from sluice.clock import Deadline
 from sluice.wire.encode import encode, write_connack
 from sluice.wire.packets import V5, Connack, Connect
 from sluice.wire.properties import Properties
@@ -34,13 +38,25 @@ class Handshake:
         """Answer a CONNECT: with a session, or with a refusal and the end of the connection."""
         asked = packet.properties
         connection.peer_limit = asked.maximum_packet_size or NO_LIMIT
-        verdict = self._broker.access.admit(packet, connection.peer())
-        reason, why = self._judge(packet, verdict)
+        reason, why = self._judge_at_once(packet, connection)
+        if reason != SUCCESS:
+            self.refuse(connection, reason, why)
+            return
+        client_id = packet.client_id or self._broker.make_client_id()
+        answer = Answer(self, connection, packet, client_id)
+        caller = Caller(client_id, connection.address(), connection.transport)
+        self._broker.access.admit(packet, caller, answer.give)
+        if not answer.given:
+            connection.ask()
+
+    def answer(self, connection: Connection, packet: Connect, client_id: str, verdict: Verdict) -> None:
+        """It is known who this is."""
+        asked = packet.properties
+        reason, why = self._judge(packet, client_id, verdict)
         if reason != SUCCESS:
             self.refuse(connection, reason, why)
             return
         limits = self._broker.limits
-        client_id = packet.client_id or self._broker.make_client_id()
         keep_alive = packet.keep_alive
         if limits.max_keep_alive and not 0 < keep_alive <= limits.max_keep_alive:
             keep_alive = limits.max_keep_alive if packet.version == V5 else keep_alive
@@ -68,11 +84,20 @@ class Handshake:
         session, connack.session_present = self._broker.registry.open(connection, client_id, packet.clean)
         session.version = packet.version
         session.grant = verdict.grant
+        session.user = verdict.user
+        if verdict.grant is not None and connack.session_present:
+            review(session, verdict.grant)
         session.expiry = expiry
         session.will = packet.will
         session.will_delay = packet.will_delay
         session.window = min(asked.receive_maximum or 65_535, int(limits.max_inflight))
         connection.session = session
+        connection.proof = verdict.proof
+        self._broker.crowd.entered(connection, verdict.user)
+        if limits.max_publish_rate or limits.max_publish_byte_rate:
+            connection.meter = Meter(self._broker, connection)
+        if verdict.expires_at:
+            self._broker.wake_at(verdict.expires_at, ProofRunsOut(connection))
         if expiry or session.sid:
             self._broker.router.keep_session(session, 0)
 
@@ -82,8 +107,8 @@ class Handshake:
             self._broker.scheduler.wake_at(self._broker.turn.now + connection.keep_alive, connection)
         session.attach(connection)
 
-    def _judge(self, packet: Connect, verdict: Verdict) -> tuple[int, str]:
-        limits = self._broker.limits
+    def _judge_at_once(self, packet: Connect, connection: Connection) -> tuple[int, str]:
+        """What can be said before anybody looks at who it is."""
         if self._broker.stopping:
             return SERVER_SHUTTING_DOWN, "this server is shutting down: connect to another one, or later"
         if packet.properties.auth_method is not None:
@@ -91,8 +116,25 @@ class Handshake:
                 BAD_AUTHENTICATION_METHOD,
                 "enhanced authentication is not offered here: use user name and password",
             )
+        fault = self._broker.crowd.fault_of_address(connection)
+        if fault:
+            return QUOTA_EXCEEDED, fault
+        return SUCCESS, ""
+
+    def _judge(self, packet: Connect, client_id: str, verdict: Verdict) -> tuple[int, str]:
+        limits = self._broker.limits
         if verdict.reason != SUCCESS:
             return verdict.reason, verdict.why
+        before = self._broker.registry.sessions.get(client_id)
+        if before is not None and before.user is not None and before.user != verdict.user:
+            return (
+                CLIENT_IDENTIFIER_NOT_VALID,
+                "this client id has a session of another user: choose another id",
+            )
+        if before is None or before.connection is None:  # a takeover makes it no fuller
+            fault = self._broker.crowd.fault_of_user(verdict.user)
+            if fault:
+                return QUOTA_EXCEEDED, fault
         if limits.max_connections and self._broker.counters.clients_connected >= limits.max_connections:
             if not self._broker.registry.is_connected(packet.client_id):  # a takeover makes it no fuller
                 return QUOTA_EXCEEDED, f"this server takes {limits.max_connections} clients and has them"
@@ -106,8 +148,9 @@ class Handshake:
                 return RETAIN_NOT_SUPPORTED, "retained messages are not offered here, not for a will either"
             if will.retain and will.topic.count(b"/") >= limits.max_topic_levels:
                 return TOPIC_NAME_INVALID, "the topic of the will has too many levels to be retained"
-            if verdict.grant is not None and not verdict.grant.may_publish(will.topic):
-                return NOT_AUTHORIZED, "this client may not publish to the topic of its will"
+            fault = fault_of_will(will, verdict.grant)
+            if fault:
+                return NOT_AUTHORIZED, fault
         return SUCCESS, ""
 
     def _describe(self) -> Properties:
@@ -131,6 +174,46 @@ class Handshake:
         write_connack(connection.output(), connack, version)
         self._broker.counters.packets_sent += 1
         connection.end(SUCCESS, "", answered=True)
+
+
+class Answer:
+    """The answer to one CONNECT, which may come after a while."""
+
+    def __init__(self, handshake: Handshake, connection: Connection, packet: Connect, client_id: str) -> None:
+        self._handshake: Handshake = handshake
+        self._connection: Connection = connection
+        self._packet: Connect = packet
+        self._client_id: str = client_id
+        self._verdict: Verdict | None = None
+        self.given: bool = False
+
+    def give(self, verdict: Verdict) -> None:
+        if self.given:
+            return
+        self.given = True
+        self._verdict = verdict
+        if self._connection.asking is None:
+            self._say()
+        elif not self._connection.closing:  # else nobody waits for it any more
+            self._connection.asked(self._say)
+
+    def _say(self) -> None:
+        if self._verdict is not None:
+            self._handshake.answer(self._connection, self._packet, self._client_id, self._verdict)
+
+
+class ProofRunsOut(Deadline):
+    """Who came in with something that is valid for a time stays for that time."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection: Connection = connection
+
+    def due(self, now: float) -> float:
+        self._connection.end(NOT_AUTHORIZED, "the token of this client has expired: connect with a new one")
+        return 0.0
+
+    def lapsed(self) -> bool:
+        return self._connection.closing
 
 
 def response_information(client_id: str, asked: Properties) -> str | None:

@@ -18,6 +18,10 @@ class Limits:
         self.max_queued_bytes: i64 = 67_108_864
         self.max_subscriptions: int = 10_000
         self.max_connections: int = 0  # 0: no limit
+        self.max_connections_per_address: int = 0
+        self.max_connections_per_user: int = 0
+        self.max_publish_rate: float = 0.0  # messages of one client per second; 0: no limit
+        self.max_publish_byte_rate: float = 0.0
         self.max_retained: int = 1_000_000
         self.max_topic_levels: int = 128
         self.write_buffer_high: int = 1_048_576

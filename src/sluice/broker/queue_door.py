@@ -333,6 +333,14 @@ class QueueDoor:
         bury_unborn(self.engine, queue, message, UNACCEPTABLE, fault)
         return False
 
+    def take(self, queue: Queue, message: Message) -> bool:
+        """A message that came by another door, under the same rules. False: it does not fit the schema, and went to
+        the invalid-message channel instead."""
+        if queue.rules.schema and not self._fits_schema(queue, message):
+            return False
+        self.engine.publish(queue, message, None, 0)
+        return True
+
     def publish_will(self, will: Publish) -> None:
         """A will for a queue. There is nobody left to hear a refusal, so the log does."""
         self._begin()

@@ -10,6 +10,7 @@ from mypy_extensions import i64
 from sluice.broker.subscriptions import encode_identifiers
 from sluice.errors import InvalidQueueConfig
 from sluice.notation import parse_duration
+from sluice.queues.names import fault_of_group
 from sluice.queues.start import time_of
 from sluice.wire.packets import V5
 
@@ -57,10 +58,9 @@ class Options:
             self.exclusive = value.lower() in ("true", "1", "yes")
 
     def set_group(self, name: str) -> None:
-        if not name or len(name) > 256 or any(character in name for character in "/+#$"):
-            raise InvalidQueueConfig(
-                f"consumer-group {name!r} cannot be a group", "Give 1 to 256 characters without / + # and $"
-            )
+        fault = fault_of_group(name)
+        if fault:
+            raise InvalidQueueConfig(f"consumer-group {name!r} cannot be a group", fault)
         self.group = name
 
 

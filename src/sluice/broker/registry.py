@@ -108,6 +108,8 @@ class Registry:
         if will is None:
             return
         session.will = None
+        if session.grant is not None and not session.grant.may_publish(will):
+            return  # the rules have changed since it was accepted
         if will.expiry >= 0:
             will.expires_at = self._router.turn.now + float(will.expiry)
         door = self._router.door

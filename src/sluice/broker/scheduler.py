@@ -9,6 +9,18 @@ from sluice.broker.turn import Turn
 from sluice.clock import Deadline, Deadlines
 
 
+class Repeated(Deadline):
+    """Calls something again and again, for as long as the server runs."""
+
+    def __init__(self, seconds: float, callback: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._callback = callback
+
+    def due(self, now: float) -> float:
+        self._callback()
+        return now + self._seconds
+
+
 class Scheduler:
     """`call_later(seconds, callback)` is the loop's; it returns a handle that can be cancelled."""
 

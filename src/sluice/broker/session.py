@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
+from sluice.broker.permission import MAY_NOT_SUBSCRIBE, refuse_sys
 from sluice.broker.subscriptions import Share, Subscription
 from sluice.errors import MalformedPacket, ProtocolViolation, QueueError
 from sluice.queues.ports import Publisher
@@ -41,8 +42,8 @@ from sluice.wire.reasons import (
 from sluice.wire.topics import fault_of_filter, has_wildcard, split_share
 
 if TYPE_CHECKING:
-    from sluice.broker.access import Grant
     from sluice.broker.connection import Connection
+    from sluice.broker.permission import Grant
     from sluice.broker.queue_consumer import QueueConsumer
     from sluice.broker.router import Router
     from sluice.queues.delivery import Lease
@@ -90,6 +91,7 @@ class Session(Publisher):
         self.router: Router = router
         self.connection: Connection | None = None
         self.grant: Grant | None = None  # None: everything is allowed
+        self.user: str | None = None  # whose it is; None: not known since the restart
         self.version: i64 = V5
         self.expiry: int = 0  # seconds that it outlives its connection
         self.will: Publish | None = None
@@ -143,14 +145,18 @@ class Session(Publisher):
         if qos == 2 and not self._begin_receipt(packet, connection):
             return
         grant = self.grant
-        if grant is not None and not grant.may_publish(packet.topic):
-            self.refuse(packet, connection, NOT_AUTHORIZED, "this client may not publish to this topic")
+        if grant is not None and not grant.may_publish(packet):
+            grant.refuse(packet, self, connection)
             return
-        door = router.door
-        if door is not None and packet.topic[0] == 0x24 and door.takes(packet.topic):
-            door.publish(packet, self, connection)
-        else:
-            self.publish_plain(packet, connection)
+        if packet.topic[0] == 0x24:
+            door = router.door
+            if door is not None and door.takes(packet.topic):
+                door.publish(packet, self, connection)
+                return
+            if packet.topic[:5] in (b"$SYS/", b"$SYS"):
+                refuse_sys(packet, self, connection)
+                return
+        self.publish_plain(packet, connection)
 
     def publish_plain(self, packet: Publish, connection: Connection) -> None:
         """An ordinary topic: it is with its receivers when this returns, so it is answered at once. Where something of
@@ -486,7 +492,7 @@ class Session(Publisher):
         if inner in limits.refused_filters:
             return UNSPECIFIED_ERROR, "the server's configuration refuses this filter to everybody"
         if self.grant is not None and not self.grant.may_subscribe(topic_filter):
-            return NOT_AUTHORIZED, "this client may not subscribe to this filter"
+            return NOT_AUTHORIZED, MAY_NOT_SUBSCRIBE
         if group and inner.startswith(b"$queue/") and self.router.door is not None:
             return TOPIC_FILTER_INVALID, "a queue is shared by its groups: use $queue/<queue>/$group/<group>"
         count = len(self.subscriptions) + len(self.queue_requests)
@@ -553,6 +559,20 @@ class Session(Publisher):
         delivery.packet_id = packet_id
         self.inflight[packet_id] = delivery
         self.held_bytes += delivery.size
+
+    def withdraw(self, grant: Grant) -> None:
+        """Drop what waits for a client that may not have it any more; what is on its way already stays so."""
+        if self.waiting:
+            waiting, self.waiting = self.waiting, deque()
+            for one in waiting:
+                if grant.may_receive(one.message.topic):
+                    self.waiting.append(one)
+                else:
+                    self._give_up(one)
+        for key, one in list(self.inflight.items()) if self.connection is None else []:
+            if one.consumer is None and not one.released and not grant.may_receive(one.message.topic):
+                del self.inflight[key]
+                self._give_up(one)
 
     def restore_received(self, packet_ids: set[int]) -> None:
         """After a restart: QoS 2 messages that have come in and are not released."""

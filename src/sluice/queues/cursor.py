@@ -27,6 +27,7 @@ from sluice.queues.rules import STRICT
 
 if TYPE_CHECKING:
     from sluice.queues.group import Group
+    from sluice.queues.history import Step
     from sluice.queues.ports import Consumer
 
 LOOK_AHEAD: Final = 4096  # how many messages may be parked before the cursor stops looking for other keys
@@ -52,6 +53,7 @@ class Cursor:
         self.entered_to: i64 = partition.next
         self.counts: list[int] = [0, 0, 0, 0]  # acked, dead, expired, purged
         self.gate_mark: i64 = NO_GATE  # when the floor comes here, a gate opens for others
+        self.returned: dict[int, list[Step]] | None = None  # given back without a failure: see `history`
         self._ready: list[int] = []  # chosen, to be leased before anything fresh: by priority and sequence
         self._chosen: dict[int, int] = {}  # those, and the key that each keeps busy
         self._busy: dict[int, int] = {}  # messages out, by key
@@ -326,6 +328,14 @@ class Cursor:
             if lease.state != READY and lease.key:
                 found[int(lease.key)] = found.get(int(lease.key), 0) + 1
         return found
+
+    def parked(self) -> i64:
+        """Messages that wait behind others of their key, or behind a gate."""
+        return self._parked_count
+
+    def gated(self) -> list[int]:
+        """Messages that wait behind a gate."""
+        return [seq for sequences in self._gated.values() for seq in sequences]
 
     # ---- starting over
 

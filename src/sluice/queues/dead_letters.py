@@ -13,6 +13,7 @@ from mypy_extensions import i64
 
 from sluice.errors import QueueError
 from sluice.message import Message, decode_headers, encode_header
+from sluice.queues import history
 from sluice.queues import journal as notes
 from sluice.queues.delivery import LEASED
 from sluice.queues.journal import ACKED, NoteWriter
@@ -51,6 +52,7 @@ _OWN_NAMES: Final = frozenset(
         "rejectionReason",
         "rejectionTimestamp",
         "rejectionMessage",
+        history.HEADER,
     )
 )
 
@@ -76,6 +78,8 @@ def bury(engine: Engine, lease: Lease, message: Message, reason: str, descriptio
     queue = cursor.group.queue
     story = _story(engine, queue, cursor.partition, lease.seq, message, reason, description)
     _tell_attempts(story, lease)
+    detail = f"{story['dead-reason']}: {description}" if description else story["dead-reason"]
+    _tell_history(engine, story, message, lease, cursor.group.name, history.DEAD, detail)
     _write(engine, queue, message, cursor.group.name, reason, story)
 
 
@@ -91,6 +95,7 @@ def bury_expired(
         story["original-group"] = name
     if lease is not None:
         _tell_attempts(story, lease)
+    _tell_history(engine, story, message, lease, name, history.EXPIRED, "nobody took it in time")
     _write(engine, queue, message, name, "expired", story)
 
 
@@ -108,6 +113,28 @@ def _tell_attempts(story: dict[str, str], lease: Lease) -> None:
     story["attempts"] = str(lease.attempt)
     story["first-attempt-at"] = iso_time(lease.first_at)
     story["last-attempt-at"] = iso_time(lease.last_at)
+
+
+def _tell_history(
+    engine: Engine,
+    story: dict[str, str],
+    message: Message,
+    lease: Lease | None,
+    group: str,
+    what: str,
+    detail: str,
+) -> None:
+    """All that is known of it, from its first life on."""
+    steps = history.earlier_steps(message)
+    if not steps:
+        steps.append(history.Step(float(message.enqueued_at) / 1000.0, history.ENQUEUED, "", "", 0, ""))
+    attempt: i64 = 0
+    if lease is not None:
+        attempt = lease.attempt
+        if lease.history is not None:
+            steps.extend(lease.history)
+    steps.append(history.Step(engine.now, what, group, "", attempt, detail[: history.LONGEST_DETAIL]))
+    story[history.HEADER] = history.text_of(steps)
 
 
 def _story(
@@ -215,9 +242,15 @@ def redrive(engine: Engine, partition: Partition, seq: i64, letter: Message, to_
     message = Message(letter.payload, letter.props, letter.key, story.get("original-message-id", "").encode())
     message.topic = letter.topic
     message.headers = strip_story(letter.headers)
+    if letter.topic:  # of a captured one: consumers see it as they did before
+        message.headers += encode_header("original-topic", letter.topic.decode())
     message.priority = _number(story, "original-priority", 0)
     group = queue.groups.get(story.get("original-group", ""))
     target: i64 = 0 if to_all or group is None else group.gid
+    steps = _steps_of_letter(letter, story)
+    aim = "" if to_all or group is None else group.name
+    steps.append(history.Step(engine.now, history.REDRIVEN, aim, "", 0, f"from {partition.queue.name}"))
+    message.headers += encode_header(history.HEADER, history.text_of(steps))
     number: i64 = _number(story, "original-partition", -1)
     if number >= 0 and number < len(queue.partitions):
         home = queue.partitions[number]
@@ -226,6 +259,16 @@ def redrive(engine: Engine, partition: Partition, seq: i64, letter: Message, to_
         engine.append(queue, message, target)
     engine.remove_for_all(partition, seq, ACKED)
     return True
+
+
+def _steps_of_letter(letter: Message, story: dict[str, str]) -> list[history.Step]:
+    """Its history; that of a letter which brings none is what its other headers tell."""
+    steps = history.earlier_steps(letter)
+    if not steps:
+        died_at = float(letter.enqueued_at) / 1000.0
+        group = story.get("original-group", "")
+        steps.append(history.Step(died_at, history.DEAD, group, "", 0, story.get("dead-reason", "")))
+    return steps
 
 
 def _number(story: dict[str, str], name: str, default: int) -> i64:

@@ -20,6 +20,7 @@ from sluice.message import Message
 
 if TYPE_CHECKING:
     from sluice.queues.cursor import Cursor
+    from sluice.queues.history import Step
     from sluice.queues.ports import Consumer
 
 LEASED: Final = 0
@@ -49,6 +50,7 @@ class Lease:
         self.deadline: float = 0.0
         self.due: float = 0.0  # of a WAITING one
         self.description: str = ""
+        self.history: list[Step] | None = None  # made with the first failure
         self.own_id: bytes = b""  # the publisher's, under which the group finds it
         self.namesake: Lease | None = None  # another one with that id: its publisher has used it again
         self.before: Lease | None = None  # neighbours in order of deadline

@@ -26,11 +26,12 @@ QUEUE_GONE: Final = 2  # qid
 GROUP_MADE: Final = 3  # qid, gid, name, then the floor of each partition
 GROUP_GONE: Final = 4  # gid
 SETTLED: Final = 5  # gid, pid, how, then ranges of sequences
-RETRY: Final = 6  # gid, pid, seq, failures, due, first and last delivery, description
+RETRY: Final = 6  # gid, pid, seq, failures, due, first and last delivery, description, new steps (`history`)
 REMOVED: Final = 7  # pid, then ranges: by no group's doing (purged or expired without groups, retention over)
 SOUGHT: Final = 8  # gid, then the floor of each partition
 TARGET: Final = 9  # pid, seq, gid: the message that follows is for one group alone
 DIED: Final = 10  # qid, reason: for the counters
+RETURNED: Final = 11  # gid, pid, seq, new steps: given back, which is no failure
 
 # How a message was settled.
 ACKED: Final = 0

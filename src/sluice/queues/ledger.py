@@ -60,12 +60,22 @@ def verify(engine: Engine) -> list[str]:
     """Everything that does not add up, in sentences; nothing when all is well."""
     found: list[str] = []
     for queue in engine.queues.values():
-        found.extend(_check_queue(queue))
-        for partition in queue.partitions:
-            found.extend(_check_partition(partition))
+        found.extend(verify_queue(queue))
         for group in queue.groups.values():
-            found.extend(_check_group(queue, group))
+            found.extend(verify_group(group))
     return found
+
+
+def verify_queue(queue: Queue) -> list[str]:
+    """The same for the messages of one queue, whatever its groups make of them."""
+    found = list(_check_queue(queue))
+    for partition in queue.partitions:
+        found.extend(_check_partition(partition))
+    return found
+
+
+def verify_group(group: Group) -> list[str]:
+    return list(_check_group(group.queue, group))
 
 
 def _check_queue(queue: Queue) -> Iterator[str]:

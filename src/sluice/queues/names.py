@@ -26,6 +26,13 @@ def fault_of_name(name: str) -> str:
     return ""
 
 
+def fault_of_group(name: str) -> str:
+    """What to do about a group that cannot have this name; the empty string when it can."""
+    if not name or len(name) > 256 or any(character in name for character in "/+#$"):
+        return "Give 1 to 256 characters without / + # and $"
+    return ""
+
+
 def write_hex(out: BytesWriter, value: i64) -> None:
     shift: i64 = 0
     while shift < 60 and (value >> (shift + 4)) != 0:

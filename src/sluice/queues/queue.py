@@ -73,6 +73,10 @@ class Queue:
             self._ids_since = now
         self._ids[message_id] = now
 
+    def stored_at(self, message_id: bytes) -> float:
+        """When a message with this id came last, as far as that is remembered; 0.0 when it is not."""
+        return self._ids.get(message_id, 0.0) or self._older_ids.get(message_id, 0.0)
+
     def recent_ids(self, now: float) -> list[tuple[bytes, float]]:
         """What a snapshot must carry for the window to survive a restart."""
         window = self.rules.dedup_window

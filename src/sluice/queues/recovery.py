@@ -22,7 +22,7 @@ from sluice.queues.partition import Partition
 from sluice.queues.queue import Queue
 from sluice.queues.removal import let_go_of, settle_one, waits_for_nobody
 from sluice.queues.rules import Rules
-from sluice.queues.snapshot import SnapshotReader, load_retry, read_gates
+from sluice.queues.snapshot import SnapshotReader, load_retry, load_returned, read_gates
 from sluice.store.protocol import MESSAGE, ROW_BYTES, Record, read_row
 
 
@@ -188,6 +188,8 @@ class EngineLoader:
             seq = int(note.number())
             if partition is not None:
                 partition.targets[seq] = int(note.number())
+        elif what == notes.RETURNED:
+            self._returned(note)
         elif what == notes.DIED:
             queue = self._queue(note.number())
             if queue is not None:
@@ -280,3 +282,9 @@ class EngineLoader:
             return
         partition.queue.retried += 1
         load_retry(note, group.cursors[partition.number])
+
+    def _returned(self, note: Note) -> None:
+        group = self._engine.groups.get(int(note.number()))
+        partition = self._engine.partitions.get(int(note.number()))
+        if group is not None and partition is not None:
+            load_returned(note, group.cursors[partition.number])

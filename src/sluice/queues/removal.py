@@ -118,11 +118,18 @@ def purge(engine: Engine, queue: Queue) -> int:
     """Remove everything that nobody is working on; how many messages that were."""
     before = queue.depth
     for partition in queue.partitions:
-        seq = partition.first_live(0)
-        while seq < partition.next:
-            remove_for_all(engine, partition, seq, PURGED)
-            seq = partition.first_live(seq + 1)
+        purge_some(engine, partition, 0, partition.next, partition.live)
     return int(before - queue.depth)
+
+
+def purge_some(engine: Engine, partition: Partition, start: i64, end: i64, most: i64) -> i64:
+    """The same for at most so many messages from `start` on, before `end`; where to go on."""
+    seq = partition.first_live(start)
+    while seq < end and most > 0:
+        remove_for_all(engine, partition, seq, PURGED)
+        most -= 1
+        seq = partition.first_live(seq + 1)
+    return seq
 
 
 # ---- full

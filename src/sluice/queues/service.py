@@ -9,28 +9,71 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+from mypy_extensions import i64
+
 from sluice.errors import InvalidQueueConfig
 from sluice.queues.config import QueueConfig, read_config
 from sluice.queues.engine import Engine
 from sluice.queues.group import Group
-from sluice.queues.journal import ACKED, DEAD, EXPIRED, PURGED
+from sluice.queues.journal import ACKED
+from sluice.queues.ledger import ledger
 from sluice.queues.queue import Queue
+from sluice.queues.rates import Rates, Sampler
 from sluice.queues.rules import Rules
 
 
-class QueueService:
-    """`fault_of_schema` says what is wrong with a JSON Schema, or nothing; without it, none is looked at."""
+class Figures:
+    """What is counted of a queue, over all its groups."""
 
-    def __init__(self, engine: Engine, fault_of_schema: Callable[[str], str] | None = None) -> None:
+    def __init__(self, queue: Queue, dlq_depth: int) -> None:
+        self.dlq_depth: int = dlq_depth
+        out: i64 = 0
+        leases: i64 = 0
+        acked: i64 = 0
+        delivered: i64 = 0
+        for group in queue.groups.values():
+            delivered += group.delivered
+            for cursor in group.cursors:
+                out += cursor.out
+                leases += len(cursor.leases)
+                acked += i64(cursor.counts[ACKED])
+        served: i64 = 0
+        if queue.consumers:
+            for partition in queue.partitions:
+                for cursor in partition.cursors:
+                    if cursor.consumer is not None:
+                        served += 1
+                        break
+        self.inflight: int = int(out)
+        self.retrying: int = int(leases - out)
+        self.acked: int = int(acked)
+        self.delivered: int = int(delivered)
+        self.partitions_assigned: int = int(served)
+        self.rates: Rates = Rates(0.0, 0.0, 0.0)
+
+
+class QueueService:
+    """`fault_of_schema` says what is wrong with a JSON Schema, or nothing, and `fault_of_webhook` with an address for
+    alerts; without them, none is looked at."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        fault_of_schema: Callable[[str], str] | None = None,
+        fault_of_webhook: Callable[[str], str] | None = None,
+    ) -> None:
         self._engine = engine
         self._fault_of_schema = fault_of_schema
-        self._samples: dict[int, tuple[float, int, int]] = {}  # by queue: time, enqueued, acked
+        self._fault_of_webhook = fault_of_webhook
+        self._samplers: dict[int, Sampler] = {}  # by number of the queue
+        self.changes: int = 0  # grows with each configuration that was changed
 
     def create(self, given: object) -> Queue:
         """A queue from its configuration, which names it."""
         config = read_config(given)
         rules = config.rules()
         self._check_schema(rules)
+        self._check_webhook(rules)
         return self._engine.create(rules, config.text())
 
     def _check_schema(self, rules: Rules) -> None:
@@ -38,6 +81,12 @@ class QueueService:
             fault = self._fault_of_schema(rules.schema)
             if fault:
                 raise InvalidQueueConfig(f"schema is not a JSON Schema: {fault}", "Mend the schema")
+
+    def _check_webhook(self, rules: Rules) -> None:
+        if rules.alert_webhook and self._fault_of_webhook is not None:
+            fault = self._fault_of_webhook(rules.alert_webhook)
+            if fault:
+                raise InvalidQueueConfig(f"dlq_config.alert_webhook cannot be used: {fault}")
 
     def configure(self, name: str, given: object) -> Queue:
         """Change what is given, keep the rest, at once."""
@@ -49,53 +98,68 @@ class QueueService:
             raise InvalidQueueConfig(f"queue {name!r} cannot be changed so: {fault}")
         rules = after.rules()
         self._check_schema(rules)
+        self._check_webhook(rules)
         self._engine.reconfigure(queue, rules, after.text())
+        self.changes += 1
         return queue
 
     def config(self, queue: Queue) -> QueueConfig:
         return read_config(json.loads(queue.config), queue.name)
 
+    # ---- figures
+
+    def figures(self, queue: Queue) -> Figures:
+        """Counted now, as of `engine.now`."""
+        dlq = self._engine.queues.get(queue.rules.dlq_name) if queue.rules.dlq_enabled else None
+        figures = Figures(queue, 0 if dlq is None else int(dlq.depth))
+        sampler = self._samplers.get(int(queue.qid))
+        if sampler is None:
+            if len(self._samplers) > 2 * len(self._engine.queues):
+                self._forget_deleted()
+            sampler = self._samplers[int(queue.qid)] = Sampler()
+        figures.rates = sampler.rates(self._engine.now, int(queue.enqueued), figures.delivered, figures.acked)
+        return figures
+
+    def _forget_deleted(self) -> None:
+        living = {int(queue.qid) for queue in self._engine.queues.values()}
+        self._samplers = {qid: sampler for qid, sampler in self._samplers.items() if qid in living}
+
     def stats(self, queue: Queue) -> dict[str, object]:
-        """The figures of a queue, and of each of its groups."""
-        groups = [self.group_stats(group) for group in queue.groups.values()]
-        acked = sum(cursor.counts[ACKED] for group in queue.groups.values() for cursor in group.cursors)
-        enqueue_rate, ack_rate = self._rates(queue, int(queue.enqueued), acked)
-        dlq = self._engine.queues.get(queue.rules.dlq_name)
+        """The figures of a queue and of each of its groups, as JSON values."""
+        figures = self.figures(queue)
         return {
             "name": queue.name,
             "depth": int(queue.depth),
             "bytes": int(queue.bytes),
-            "inflight": sum(int(group.out()) for group in queue.groups.values()),
-            "retrying": sum(
-                int(cursor.retrying()) for group in queue.groups.values() for cursor in group.cursors
-            ),
-            "dlq_depth": 0 if dlq is None else int(dlq.depth),
+            "inflight": figures.inflight,
+            "retrying": figures.retrying,
+            "dlq_depth": figures.dlq_depth,
             "enqueued": int(queue.enqueued),
             "duplicates": int(queue.duplicates),
             "refused": int(queue.refused),
             "retried": int(queue.retried),
-            "acked": acked,
+            "acked": figures.acked,
             "dead": dict(queue.dead),
-            "enqueue_rate": enqueue_rate,
-            "ack_rate": ack_rate,
+            "enqueue_rate": figures.rates.enqueued,
+            "deliver_rate": figures.rates.delivered,
+            "ack_rate": figures.rates.acked,
             "active_consumers": int(queue.consumers),
+            "partitions_assigned": figures.partitions_assigned,
             "partitions": len(queue.partitions),
-            "groups": groups,
+            "groups": [self.group_stats(group) for group in queue.groups.values()],
         }
 
     def group_stats(self, group: Group) -> dict[str, object]:
-        counts = [
-            sum(cursor.counts[how] for cursor in group.cursors) for how in (ACKED, DEAD, EXPIRED, PURGED)
-        ]
+        account = ledger(group.queue, group)
         return {
             "name": group.name,
-            "waiting": sum(int(cursor.waiting()) for cursor in group.cursors),
-            "delivered": int(group.out()),
-            "retrying": sum(int(cursor.retrying()) for cursor in group.cursors),
-            "acked": counts[0],
-            "dead": counts[1],
-            "expired": counts[2],
-            "purged": counts[3],
+            "waiting": account.waiting,
+            "delivered": account.delivered,
+            "retrying": account.retrying,
+            "acked": account.acked,
+            "dead": account.dead,
+            "expired": account.expired,
+            "purged": account.purged,
             "consumers": [
                 {
                     "client": consumer.client,
@@ -106,21 +170,6 @@ class QueueService:
                 for consumer in group.consumers
             ],
         }
-
-    def _rates(self, queue: Queue, enqueued: int, acked: int) -> tuple[float, float]:
-        """Per second, since somebody last looked; looks within the same second give the same answer."""
-        now = self._engine.now
-        qid = int(queue.qid)
-        before = self._samples.get(qid)
-        if before is None:
-            self._samples[qid] = (now, enqueued, acked)
-            return 0.0, 0.0
-        passed = now - before[0]
-        if passed <= 0.0:
-            return 0.0, 0.0
-        if passed >= 1.0:
-            self._samples[qid] = (now, enqueued, acked)
-        return round((enqueued - before[1]) / passed, 1), round((acked - before[2]) / passed, 1)
 
 
 def _forbidden(before: QueueConfig, after: QueueConfig) -> str:

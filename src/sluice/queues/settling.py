@@ -8,7 +8,7 @@ from mypy_extensions import i64
 
 from sluice.errors import StaleDelivery, UnknownDelivery
 from sluice.message import Message
-from sluice.queues import dead_letters
+from sluice.queues import dead_letters, history
 from sluice.queues import journal as notes
 from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import DYING, LEASED, READY, SETTLED, WAITING, Lease
@@ -128,6 +128,8 @@ def fail(engine: Engine, lease: Lease, delay: float, alive: bool) -> None:
     queue = cursor.group.queue
     rules = queue.rules
     lease.failures += 1
+    what = history.NACKED if alive else history.TIMED_OUT if delay < 0.0 else history.VANISHED
+    told = history.tell_end(lease, what, engine.now, lease.description)
     if lease.failures > rules.max_retries:
         bury(engine, lease, "max_retries", lease.description, alive)
         return
@@ -148,18 +150,19 @@ def fail(engine: Engine, lease: Lease, delay: float, alive: bool) -> None:
     if message is not None and message.expires and float(message.expires) <= engine.now:
         expire(engine, cursor.partition, lease.seq, message)
         return
-    _note_retry(engine, lease)
+    _note_retry(engine, lease, told)
     if delay > 0.0:
         engine.timers.wait_for_retry(lease, lease.due)
     else:
         make_ready(engine, lease)
 
 
-def _note_retry(engine: Engine, lease: Lease) -> None:
+def _note_retry(engine: Engine, lease: Lease, told: i64) -> None:
     note = NoteWriter(notes.RETRY)
     note.number(lease.cursor.group.gid)
     note.number(lease.cursor.partition.pid)
     write_retry(note, lease)
+    history.write_steps(note, lease.history, told)
     engine.journal.add_note(note.value(), int(engine.now * 1000.0), False)
 
 
@@ -199,16 +202,28 @@ def retry_due(engine: Engine, lease: Lease, due: float) -> None:
 def release(engine: Engine, lease: Lease) -> None:
     """Given back unused: not a failure. What has never failed is as if it had never been delivered."""
     cursor = lease.cursor
+    _note_returned(engine, lease, history.tell_end(lease, history.RELEASED, engine.now, ""))
     let_go(engine, lease, True)
     if lease.failures:
         lease.message = None
         make_ready(engine, lease)
         return
     priority = cursor.partition.priority(lease.seq)
+    if lease.history is not None:
+        history.give_back(cursor, lease.seq, lease.history)
     drop_lease(lease)
     cursor.put_back(lease.seq, priority, lease.key)
     if cursor.consumer is not None:
         engine.feed(cursor.consumer)
+
+
+def _note_returned(engine: Engine, lease: Lease, told: i64) -> None:
+    note = NoteWriter(notes.RETURNED)
+    note.number(lease.cursor.group.gid)
+    note.number(lease.cursor.partition.pid)
+    note.number(lease.seq)
+    history.write_steps(note, lease.history, told)
+    engine.journal.add_note(note.value(), int(engine.now * 1000.0), False)
 
 
 # ---- never again
@@ -223,6 +238,8 @@ def bury(engine: Engine, lease: Lease, reason: str, description: str, alive: boo
         message = lease.cursor.partition.young.get(int(lease.seq))
     if message is not None:
         if lease.state == LEASED:
+            if reason != "max_retries" and reason != "timeout":
+                history.tell_delivery(lease)  # those have failed, and it was told then
             let_go(engine, lease, alive)
             lease.state = WAITING
         _die(engine, lease, message, reason, description)

@@ -12,10 +12,12 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from sluice.errors import StoreError
 from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import WAITING, Lease
 from sluice.queues.engine import Engine
 from sluice.queues.group import Group
+from sluice.queues.history import MOST_STEPS, give_back, read_steps, taken_back, write_steps
 from sluice.queues.journal import Note, NoteWriter
 from sluice.queues.lifecycle import write_gates
 from sluice.queues.partition import Partition
@@ -23,7 +25,7 @@ from sluice.queues.queue import Gate, Queue
 from sluice.queues.rules import Rules
 from sluice.queues.settling import write_retry
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 # ---- out
@@ -102,6 +104,18 @@ def _write_group(out: NoteWriter, group: Group) -> None:
         out.number(len(failed))
         for lease in failed:
             write_retry(out, lease)
+            write_steps(out, lease.history, MOST_STEPS)
+        _write_returned(out, cursor)
+
+
+def _write_returned(out: NoteWriter, cursor: Cursor) -> None:
+    """What was given back and is still to be delivered."""
+    returned = cursor.returned if cursor.returned is not None else {}
+    living = [seq for seq in returned if cursor.partition.holds(seq) and not cursor.settled(seq)]
+    out.number(len(living))
+    for seq in living:
+        out.number(seq)
+        write_steps(out, returned[seq], MOST_STEPS)
 
 
 # ---- and back
@@ -119,7 +133,10 @@ class SnapshotReader:
     def read(self, snapshot: bytes) -> None:
         note = Note(snapshot)
         if note.what != VERSION:
-            raise ValueError(f"a snapshot of version {note.what} cannot be read by this Sluice")
+            raise StoreError(
+                f"the store has a snapshot of version {note.what}, and this Sluice reads version {VERSION}",
+                "Open it with the version of Sluice that wrote it",
+            )
         engine = self._engine
         engine.next_qid = note.number()
         engine.next_pid = note.number()
@@ -180,6 +197,8 @@ class SnapshotReader:
             cursor.done = {int(note.number()) for _ in range(note.number())}
             for _ in range(note.number()):
                 load_retry(note, cursor)
+            for _ in range(note.number()):
+                load_returned(note, cursor)
             group.cursors.append(cursor)
             partition.cursors.append(cursor)
 
@@ -230,3 +249,17 @@ def load_retry(note: Note, cursor: Cursor) -> None:
     lease.first_at = note.real()
     lease.last_at = note.real()
     lease.description = note.text()
+    steps = lease.history if lease.history is not None else taken_back(cursor, seq)
+    lease.history = read_steps(note, cursor.group.name, steps)
+
+
+def load_returned(note: Note, cursor: Cursor) -> None:
+    """Steps of a delivery that was given back."""
+    seq = note.number()
+    lease = cursor.leases.get(int(seq))
+    if lease is not None:
+        steps = lease.history if lease.history is not None else []
+        lease.history = read_steps(note, cursor.group.name, steps)
+    else:
+        steps = taken_back(cursor, seq)
+        give_back(cursor, seq, read_steps(note, cursor.group.name, steps))

@@ -9,7 +9,8 @@ from sluice.queues.queue import Queue
 
 
 def start_floors(queue: Queue, start: str) -> list[int]:
-    """`earliest`, `latest`, a sequence, or a time in ISO 8601: the first message that counts in each partition."""
+    """`earliest`, `latest`, a sequence, or a time (ISO 8601, or `@` and seconds since 1970): the first message that
+    counts in each partition."""
     if start in ("", "earliest"):
         return [int(partition.first_live(0)) for partition in queue.partitions]
     if start == "latest":
@@ -18,7 +19,10 @@ def start_floors(queue: Queue, start: str) -> list[int]:
         sequence = int(start)
         return [min(max(sequence, int(one.first_live(0))), int(one.next)) for one in queue.partitions]
     try:
-        milliseconds = int(time_of(start) * 1000.0)
+        seconds = float(start[1:]) if start.startswith("@") else time_of(start)
+        milliseconds = int(seconds * 1000.0)
+        if milliseconds >= 1 << 62:
+            raise OverflowError
     except (ValueError, OverflowError):
         raise InvalidQueueConfig(
             f"start is {start!r}", "Use earliest, latest, a sequence, or a time such as 2030-01-31T12:00:00Z"

@@ -100,6 +100,19 @@ class Timers:
         self._ticket += 1
         heapq.heappush(self._retentions, (when, self._ticket, partition))
 
+    def first_delay(self, partitions: list[Partition]) -> float:
+        """When the first delayed message of these partitions is due; 0.0 when they have none. Looks through all."""
+        first = 0.0
+        for when, _, partition, seq in self._delayed:
+            if (
+                (first == 0.0 or when < first)
+                and seq in partition.delayed
+                and partition in partitions
+                and partition.holds(seq)
+            ):
+                first = when
+        return first
+
     # ---- looking through a partition
 
     def _expire(self, engine: Engine, partition: Partition) -> None:

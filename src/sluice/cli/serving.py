@@ -1,7 +1,6 @@
-"""The command `sluice`.
+"""`sluice serve`: turns flags, variables and the file into settings and hands them over; what runs is decided in `app`.
 
-It turns words into settings and hands them over; what runs is decided in `app`. A refusal is one message on stderr
-and an exit code (2: the command or configuration is wrong, 1: it could not be carried out), never a traceback.
+A refusal is one message on stderr and an exit code (2: the configuration is wrong, 1: it could not be carried out).
 """
 
 from __future__ import annotations
@@ -15,17 +14,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from sluice import __version__
-from sluice.config_sources import load_settings
+from sluice.cli.options import VARIABLES
 from sluice.errors import ConfigError, SluiceError
-from sluice.logs import configure_logs
-
-# Rich tracebacks print local variables, and with them passwords.
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-
-
-def main() -> None:
-    app(prog_name="sluice")
 
 
 def build() -> str:
@@ -35,23 +25,6 @@ def build() -> str:
     return "compiled" if native else "interpreted"
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        print(f"sluice {__version__} ({build()})")
-        raise typer.Exit
-
-
-@app.callback()
-def sluice(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Say which build this is."),
-    ] = False,
-) -> None:
-    """An MQTT broker with durable queues."""
-
-
-@app.command()
 def serve(
     mqtt: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="MQTT over TCP; 127.0.0.1:1883 unless given.")
@@ -68,10 +41,13 @@ def serve(
     ] = None,
     http: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="REST and console; opened once the admin API is there."),
+        typer.Option(
+            metavar="HOST:PORT", help="The admin API (REST) and console; 127.0.0.1:8080 unless given."
+        ),
     ] = None,
     grpc: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="gRPC; opened once the admin API is there.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="The admin API as gRPC; 127.0.0.1:9090 unless given."),
     ] = None,
     store: Annotated[
         str | None, typer.Option(metavar="STORE", help="embedded (default), memory or redis://...")
@@ -102,10 +78,16 @@ def serve(
         ("--log-level", ("log", "level")): log_level,
         ("--log-format", ("log", "format")): log_format,
     }
+    # The broker, its compiled rooms and its settings are what no other command needs.
+    from sluice.config_sources import load_settings
+    from sluice.logs import configure_logs
+
     try:
-        settings = load_settings(config, os.environ, flags)
+        # Where the other commands find the broker is nothing that the broker itself is told.
+        environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+        settings = load_settings(config, environ, flags)
         configure_logs(settings.log.level, settings.log.format)
-        from sluice.app import serve as run  # the broker and its compiled rooms, which no other command needs
+        from sluice.app import serve as run
 
         run(settings)
     except SluiceError as refusal:

@@ -1,0 +1,183 @@
+"""What looking costs: queue throughput with and without people and programs watching.
+
+    python bench/admin.py HARNESS [--rounds 5] [--secs 3] [--case q1k]
+
+HARNESS is the folder of the load harness (mqload built in it, or in $SL_BIN). One broker, a case of the harness in turn
+without and with admin load: one scrape of /metrics each second, one listener of the live stream, 50 REST calls a second
+of mixed reads. Prints messages per second, messages per second of broker CPU, and the median of the rounds' own ratios.
+`sluice` is the command on the PATH, or the one named in $SLUICE. Only 127.0.0.1 is ever a target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+CALLS_PER_SECOND = 50
+QUEUE = "bench$q1"
+RATE, PER_CPU = "deliv_per_s", "msgs_per_cpu_s"  # mqload's names
+READS = (
+    "/api/v1/queues",
+    f"/api/v1/queues/{QUEUE}/stats",
+    f"/api/v1/queues/{QUEUE}",
+    f"/api/v1/queues/{QUEUE}/groups",
+    f"/api/v1/queues/{QUEUE}/consumers",
+    f"/api/v1/queues/{QUEUE}/messages?limit=10",
+    f"/api/v1/queues/{QUEUE}/dlq",
+    f"/api/v1/queues/{QUEUE}/diagnosis",
+    "/api/v1/node",
+    "/healthz",
+)
+
+
+async def load(root: str) -> None:
+    """Admin load until SIGTERM; then one line of JSON about it."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    took: list[float] = []
+    counts = {"calls": 0, "failed": 0, "scrapes": 0, "events": 0}
+
+    async with httpx.AsyncClient(base_url=root, timeout=10) as client:
+
+        async def call(path: str) -> None:
+            began = time.perf_counter()
+            answer = await client.get(path)
+            took.append(time.perf_counter() - began)
+            counts["calls"] += 1
+            counts["failed"] += not answer.is_success
+
+        async def scrape() -> None:
+            while True:
+                await client.get("/metrics")
+                counts["scrapes"] += 1
+                await asyncio.sleep(1)
+
+        async def listen() -> None:
+            async with client.stream("GET", "/api/v1/live") as stream:
+                async for line in stream.aiter_lines():
+                    counts["events"] += line.startswith("event:")
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(scrape()), group.create_task(listen())]
+            began = time.perf_counter()
+            nth = 0
+            while not stop.is_set():
+                group.create_task(call(READS[nth % len(READS)]))
+                nth += 1
+                ahead = began + nth / CALLS_PER_SECOND - time.perf_counter()
+                await asyncio.sleep(max(0.0, ahead))
+            for task in tasks:
+                task.cancel()
+    counts["per_second"] = round(counts["calls"] / (time.perf_counter() - began))
+    print(json.dumps({**counts, "median_ms": round(statistics.median(took) * 1000, 1)}), flush=True)
+
+
+def start_broker(folder: str, core: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
+    command = shlex.split(os.environ.get("SLUICE", "sluice"))
+    process = subprocess.Popen(
+        [
+            *("taskset", "-c", core, *command, "serve", "--data", folder, "--log-level", "warning"),
+            *("--mqtt", "127.0.0.1:0", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    ready = process.stdout.readline()
+    if "ready" not in ready:
+        raise SystemExit("the broker did not start")
+    return process, dict(fact.split("=", 1) for fact in ready.split() if "=" in fact)
+
+
+def run_case(mqload: str, arguments: list[str], facts: dict[str, str], options: Any) -> dict[str, Any]:
+    done = subprocess.run(
+        [
+            *("taskset", "-c", options.gen_core, mqload, *arguments),
+            *("--port", facts["mqtt"].rpartition(":")[2], "--mqtt", "5", "--topic", "$queue/bench/q1"),
+            *("--ack", "topic", "--cid", "bench", "--secs", str(options.secs), "--pid", facts["pid"]),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=options.secs * 10 + 60,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        raise SystemExit(f"mqload said nothing: {done.stderr.strip()}")
+    figures: dict[str, Any] = json.loads(lines[-1])
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What admin load costs queue throughput.")
+    parser.add_argument("harness", help="folder of the load harness, or the word load")
+    parser.add_argument("root", nargs="?", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--secs", type=float, default=3.0)
+    parser.add_argument("--case", default="q1k")
+    parser.add_argument("--core", default="1", help="of the broker")
+    parser.add_argument("--gen-core", default="0", help="of the generator and the admin load")
+    options = parser.parse_args()
+    if options.harness == "load":
+        asyncio.run(load(options.root))
+        return
+    harness = Path(options.harness).resolve()
+    sys.path.insert(0, str(harness))
+    import compare
+
+    mqload = str(Path(os.environ.get("SL_BIN", harness)) / "mqload")
+    arguments: list[str] = compare.CASES[options.case][1]
+    rows: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        broker, facts = start_broker(folder, options.core)
+        try:
+            run_case(mqload, arguments, facts, options)  # warm, and the queue is there
+            for _ in range(options.rounds):
+                alone = run_case(mqload, arguments, facts, options)
+                watcher = subprocess.Popen(
+                    [
+                        "taskset",
+                        "-c",
+                        options.gen_core,
+                        sys.executable,
+                        __file__,
+                        "load",
+                        f"http://{facts['http']}",
+                    ],
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+                time.sleep(1)
+                watched = run_case(mqload, arguments, facts, options)
+                watcher.terminate()
+                told = watcher.communicate(timeout=20)[0]
+                rows.append((alone, watched, json.loads(told)))
+                print(f"  {show(alone)}   watched: {show(watched)}   {told.strip()}", flush=True)
+        finally:
+            broker.terminate()
+            broker.wait(20)
+    for key, name in ((RATE, "messages per second"), (PER_CPU, "messages per second of broker CPU")):
+        before = statistics.median(alone[key] for alone, _, _ in rows)
+        after = statistics.median(watched[key] for _, watched, _ in rows)
+        ratio = statistics.median(watched[key] / alone[key] for alone, watched, _ in rows)
+        print(f"{options.case}, {name}: {before:,.0f} alone, {after:,.0f} watched, ratio {ratio:.3f}")
+
+
+def show(row: dict[str, Any]) -> str:
+    return f"{row[RATE]:,.0f}/s, {row[PER_CPU]:,.0f}/CPU-s"
+
+
+if __name__ == "__main__":
+    main()

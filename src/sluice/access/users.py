@@ -1,0 +1,132 @@
+"""The users file: names, password hashes and roles, in TOML.
+
+    [user."alice"]
+    password = "$argon2id$v=19$..."
+    role = "admin"          # for REST, gRPC and the console; without it, MQTT only
+    disabled = true
+
+It is written by `sluice user ...` and may be written by hand. Passwords themselves are nowhere in it.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError
+
+from sluice.access.files import write_private
+from sluice.access.identity import Role
+from sluice.errors import ConfigError
+
+MAX_PASSWORD: Final = 1024  # bytes that are hashed for a stranger
+SHORTEST: Final = 8
+
+# One thread and 19 MiB, as OWASP has it: a pool of verifiers must not take the machine from the broker.
+HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19_456, parallelism=1)
+
+
+@dataclass(frozen=True)
+class User:
+    name: str
+    hash: str
+    role: Role | None = None
+    disabled: bool = False
+
+    @property
+    def role_word(self) -> str:
+        return self.role.word if self.role is not None else ""
+
+
+def read_users(text: str) -> dict[str, User]:
+    """All users by name. ValueError says what is wrong, and never what a hash was."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as fault:
+        raise ValueError(f"it is not TOML: {fault}") from None
+    table = document.pop("user", {})
+    if document or not isinstance(table, dict):
+        raise ValueError('it has something else than tables [user."name"]')
+    return {name: _read_user(name, given) for name, given in table.items()}
+
+
+def _read_user(name: str, given: object) -> User:
+    fault = fault_of_user_name(name)
+    if fault:
+        raise ValueError(fault)
+    if not isinstance(given, Mapping) or not given.keys() <= {"password", "role", "disabled"}:
+        raise ValueError(f"user {name!r} has other keys than password, role and disabled")
+    password = given.get("password", "")
+    if not isinstance(password, str) or not password.startswith("$argon2id$"):
+        raise ValueError(
+            f"the password of user {name!r} is not an argon2id hash: set it with `sluice user passwd`"
+        )
+    role = given.get("role")
+    disabled = given.get("disabled", False)
+    if not isinstance(disabled, bool):
+        raise ValueError(f"disabled of user {name!r} must be true or false")
+    try:
+        return User(name, password, Role.of(str(role)) if role is not None else None, disabled)
+    except ValueError as error:
+        raise ValueError(f"role of user {name!r} {error}") from None
+
+
+def fault_of_user_name(name: str) -> str:
+    if not name or len(name.encode()) > 256:
+        return "a user name has from 1 to 256 bytes"
+    if not name.isprintable() or ":" in name:
+        return f"user name {name!r} has a colon or a control character in it"
+    return ""
+
+
+def write_users(path: Path, users: Mapping[str, User]) -> None:
+    lines = ["# Written by `sluice user`; read again by a running server when it changes."]
+    for user in users.values():
+        lines += ["", f"[user.{_quoted(user.name)}]", f"password = {_quoted(user.hash)}"]
+        if user.role is not None:
+            lines.append(f"role = {_quoted(user.role.word)}")
+        if user.disabled:
+            lines.append("disabled = true")
+    write_private(path, "\n".join(lines) + "\n")
+
+
+def load_users(path: Path) -> dict[str, User]:
+    """For the command line: a file that is not there yet has no users."""
+    try:
+        return read_users(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as fault:
+        raise ConfigError(f"{path} cannot be used: {fault}", "Correct it first") from None
+
+
+def with_password(user: User, password: str) -> User:
+    if len(password) < SHORTEST:
+        raise ConfigError(f"the password has fewer than {SHORTEST} characters", "Choose a longer one")
+    if len(password.encode()) > MAX_PASSWORD:
+        raise ConfigError(f"the password has more than {MAX_PASSWORD} bytes", "Choose a shorter one")
+    return replace(user, hash=HASHER.hash(password))
+
+
+def verify(hashed: str, password: bytes) -> bool:
+    """Takes some 50 ms of one core, and no GIL."""
+    try:
+        HASHER.verify(hashed, password[:MAX_PASSWORD])
+    except (VerificationError, InvalidHashError):
+        return False
+    return len(password) <= MAX_PASSWORD
+
+
+def hash_of_nobody() -> str:
+    """Verified in place of a user that is not there, so that the time of an answer does not tell who is."""
+    return HASHER.hash(secrets.token_hex(16))
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,232 @@
+// What people do to queues from here: publish, seek, purge, create, delete. Each asks first, names the queue it will
+// change, and shows the server's refusal where the question was.
+
+import { api } from "./api.js";
+import { ask, notice } from "./dialogs.js";
+import { freshId, h, replace } from "./dom.js";
+import { count, plural } from "./format.js";
+import { to } from "./router.js";
+
+/** A labelled input: { element, input }. */
+export function field(label, input, hint = "") {
+  const id = freshId("field");
+  input.id = id;
+  const note = hint ? h("p", { class: "hint", id: `${id}-hint` }, hint) : null;
+  if (note) input.setAttribute("aria-describedby", note.id);
+  return h("div", { class: "field" }, h("label", { for: id }, label), input, note);
+}
+
+const line = (attributes = {}) =>
+  h("input", { type: "text", autocomplete: "off", spellcheck: "false", ...attributes });
+
+/** "name: value" lines as pairs. */
+export function readPairs(text) {
+  return text
+    .split("\n")
+    .filter((row) => row.trim())
+    .map((row) => {
+      const colon = row.indexOf(":");
+      return colon < 0 ? [row.trim(), ""] : [row.slice(0, colon).trim(), row.slice(colon + 1).trim()];
+    });
+}
+
+export async function publishMessage(name) {
+  const payload = h("textarea", { rows: 6, spellcheck: "false", autofocus: true, class: "code" });
+  const own = {
+    message_id: line(),
+    key: line(),
+    priority: line({ inputmode: "numeric", placeholder: "0" }),
+    delay: line({ placeholder: "0s" }),
+    content_type: line({ placeholder: "application/json" }),
+  };
+  const properties = h("textarea", { rows: 2, spellcheck: "false", class: "code", placeholder: "trace: 17" });
+  const element = h(
+    "div",
+    { class: "fields" },
+    field("Payload", payload),
+    h(
+      "details",
+      null,
+      h("summary", null, "Key, priority, delay, properties"),
+      h(
+        "div",
+        { class: "field-grid" },
+        field(
+          "Message id",
+          own.message_id,
+          "A second one with this id is not stored within the dedup window.",
+        ),
+        field("Partition key", own.key, "Messages with one key stay in order."),
+        field("Priority", own.priority, "0 to 9."),
+        field("Delay", own.delay, "Such as 500ms, 10s, 2h."),
+        field("Content type", own.content_type),
+      ),
+      field("User properties", properties, "One for each line, name: value."),
+    ),
+  );
+  const values = () => {
+    const message = { payload: payload.value };
+    for (const [key, input] of Object.entries(own))
+      if (input.value.trim()) message[key] = key === "priority" ? Number(input.value) : input.value.trim();
+    const pairs = readPairs(properties.value);
+    if (pairs.length) message.properties = pairs;
+    return message;
+  };
+  const done = await ask({
+    title: `Publish to ${name}`,
+    text: h(
+      "p",
+      { class: "soft" },
+      "It is stored as if a client had published it with QoS 1, and goes to every group.",
+    ),
+    button: "Publish",
+    fields: { element, values },
+    act: (message) => api.publish(name, message),
+  });
+  if (done) {
+    const said = done.duplicate
+      ? `A message with id ${done.message_id} was published just before: not stored again.`
+      : `Published to ${name} as ${done.message_id}.`;
+    notice(said, { href: to.message(name, done.message_id), link: "Its life" });
+  }
+  return done;
+}
+
+export async function purgeQueue(name, depth) {
+  const done = await ask({
+    title: `Purge ${name}?`,
+    text: h(
+      "p",
+      null,
+      "Every message in queue ",
+      h("strong", null, name),
+      " is removed for all groups, ",
+      depth === undefined ? "" : `about ${plural(depth, "message")} now, `,
+      "those that consumers work on included. It cannot be undone. Dead letters stay.",
+    ),
+    button: `Purge ${name}`,
+    danger: true,
+    act: () => api.purge(name),
+  });
+  if (done) notice(`${plural(done.purged, "message")} removed from ${name}.`);
+  return done;
+}
+
+/** Ask for the name of the queue in writing: what it deletes is more than its messages. */
+export async function deleteQueue(name) {
+  const typed = line({ autofocus: true });
+  const done = await ask({
+    title: `Delete ${name}?`,
+    text: h(
+      "p",
+      null,
+      "Queue ",
+      h("strong", null, name),
+      " goes with its messages, groups and settings. Its dead-letter queue stays. The next publish makes a new queue of that name.",
+    ),
+    button: "Delete the queue",
+    danger: true,
+    fields: { element: field(`Type ${name} to confirm`, typed), values: () => typed.value },
+    act: async (written) => {
+      if (written !== name) throw Object.assign(new Error("That is not its name."), { name: "Mistyped" });
+      await api.deleteQueue(name);
+    },
+  });
+  if (done) notice(`Queue ${name} is deleted.`);
+  return done;
+}
+
+export async function seekGroup(name, group) {
+  const where = h(
+    "select",
+    { autofocus: true },
+    ["earliest", "latest", "sequence", "time"].map((kind) =>
+      h(
+        "option",
+        { value: kind },
+        {
+          earliest: "the oldest message that is kept",
+          latest: "the end: skip all that waits",
+          sequence: "a sequence, in every partition",
+          time: "a time",
+        }[kind],
+      ),
+    ),
+  );
+  const sequence = line({ inputmode: "numeric", placeholder: "0" });
+  const moment = h("input", { type: "datetime-local", step: 1 });
+  const more = h("div");
+  const show = () =>
+    replace(
+      more,
+      where.value === "sequence"
+        ? field("Sequence", sequence)
+        : where.value === "time"
+          ? field("Time, local", moment, "The first message that was enqueued at or after it.")
+          : null,
+    );
+  where.addEventListener("change", show);
+  const values = () => {
+    if (where.value === "sequence") return sequence.value.trim();
+    if (where.value === "time") return moment.value ? new Date(moment.value).toISOString() : "";
+    return where.value;
+  };
+  const done = await ask({
+    title: `Seek group ${group}`,
+    text: h(
+      "p",
+      null,
+      "Group ",
+      h("strong", null, group),
+      " of queue ",
+      h("strong", null, name),
+      " goes on from another place. Backwards, messages that are still kept are delivered again; forwards, what is skipped counts as purged for this group.",
+    ),
+    button: "Seek",
+    fields: { element: h("div", { class: "fields" }, field("Go to", where), more), values },
+    act: (target) => api.seek(name, group, target),
+  });
+  if (done) notice(`Group ${group} of ${name} was moved; its lag is ${count(done.lag ?? 0)}.`);
+  return done;
+}
+
+export async function createQueue() {
+  const name = line({ autofocus: true, placeholder: "tasks/image", required: true });
+  const partitions = line({ inputmode: "numeric", value: "10" });
+  const ordering = h(
+    "select",
+    null,
+    ["partition", "none", "strict"].map((value) =>
+      h(
+        "option",
+        { value },
+        {
+          partition: "by key, in parallel over partitions",
+          none: "any order, full parallelism",
+          strict: "one order for the whole queue",
+        }[value],
+      ),
+    ),
+  );
+  const element = h(
+    "div",
+    { class: "fields" },
+    field("Name", name, "One or more levels, such as tasks/image."),
+    field("Order", ordering),
+    field("Partitions", partitions, "As many consumers can work at once. Strict order always has one."),
+  );
+  const values = () => {
+    const config = { name: name.value.trim(), ordering: ordering.value };
+    if (ordering.value !== "strict")
+      config.partitions = /^\d+$/.test(partitions.value.trim()) ? Number(partitions.value) : partitions.value;
+    return config;
+  };
+  const done = await ask({
+    title: "Create a queue",
+    button: "Create",
+    fields: { element, values },
+    act: async (config) => (await api.createQueue(config)) ?? config,
+  });
+  if (done) location.hash = to.queue(name.value.trim().replace(/^\$queue\//, ""));
+  return done;
+}

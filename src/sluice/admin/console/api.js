@@ -1,0 +1,151 @@
+// The REST door as functions. Carries the token, turns refusals into errors that keep what the server said and what
+// it advises. Knows nothing of pages: whoever wants to be told of a missing token registers with `onSignIn`.
+
+const BASE = "/api/v1";
+const TOKEN = "sluice.token";
+
+let askForToken = null;
+let asking = null;
+
+/** A refusal of the server, or no answer at all (status 0). */
+export class Refused extends Error {
+  constructor(status, code, message, advice) {
+    super(message);
+    this.status = status;
+    this.code = code;
+    this.advice = advice;
+  }
+}
+
+/** `ask(refusal)` shows the sign-in dialog and resolves to a token, or null when it is dismissed. */
+export function onSignIn(ask) {
+  askForToken = ask;
+}
+
+export function token() {
+  try {
+    return sessionStorage.getItem(TOKEN);
+  } catch {
+    return null;
+  }
+}
+
+/** Kept for this tab and no longer: never in localStorage, a cookie or an address. */
+export function keepToken(value) {
+  try {
+    if (value) sessionStorage.setItem(TOKEN, value);
+    else sessionStorage.removeItem(TOKEN);
+  } catch {
+    // Storage may be forbidden: the token then lives as long as nobody asks for it.
+  }
+}
+
+/** One dialog for all requests that were refused at the same time. */
+export async function signIn(refusal) {
+  if (!askForToken) return false;
+  asking ??= askForToken(refusal).finally(() => (asking = null));
+  const given = await asking;
+  if (given) keepToken(given);
+  return Boolean(given);
+}
+
+export function headers(more = {}) {
+  const carried = token();
+  return carried ? { ...more, Authorization: `Bearer ${carried}` } : more;
+}
+
+/** A request without the patience for a sign-in: the live stream makes its own. */
+export async function open(path, options = {}) {
+  let answer;
+  try {
+    answer = await fetch(BASE + path, {
+      ...options,
+      headers: headers(options.headers),
+      credentials: "omit",
+      cache: "no-store",
+    });
+  } catch (fault) {
+    if (fault.name === "AbortError") throw fault;
+    throw new Refused(
+      0,
+      "unreachable",
+      "The broker does not answer.",
+      "See whether it runs and whether this address is still its own.",
+    );
+  }
+  if (!answer.ok) throw await refusalOf(answer);
+  return answer;
+}
+
+async function refusalOf(answer) {
+  let told = {};
+  try {
+    told = await answer.json();
+  } catch {
+    // Not JSON: a proxy answered in place of the broker.
+  }
+  const said = typeof told.message === "string" ? told.message : `The broker answered ${answer.status}.`;
+  return new Refused(answer.status, told.error ?? "", said, typeof told.do === "string" ? told.do : "");
+}
+
+async function request(method, path, body, signal) {
+  const options = { method, signal };
+  if (body !== undefined) {
+    options.headers = { "Content-Type": "application/json" };
+    options.body = JSON.stringify(body);
+  }
+  for (;;) {
+    try {
+      const answer = await open(path, options);
+      return answer.status === 204 ? null : await answer.json();
+    } catch (fault) {
+      if (!(fault instanceof Refused && fault.status === 401 && (await signIn(fault)))) throw fault;
+    }
+  }
+}
+
+/** In paths `$` stands for the slash of a queue's name: no proxy on the way can mistake it for a level. */
+export function inPath(name) {
+  return encodeURIComponent(name.replaceAll("/", "$"));
+}
+
+function query(values) {
+  const given = Object.entries(values).filter(
+    ([, value]) => value !== "" && value !== null && value !== undefined,
+  );
+  return given.length ? `?${new URLSearchParams(given)}` : "";
+}
+
+const queue = (name) => `/queues/${inPath(name)}`;
+const id = encodeURIComponent;
+
+export const api = {
+  whoami: () => request("GET", "/whoami"),
+  nodes: () => request("GET", "/nodes"),
+  queue: (name) => request("GET", queue(name)),
+  createQueue: (config) => request("POST", "/queues", config),
+  deleteQueue: (name) => request("DELETE", queue(name)),
+  config: (name) => request("GET", `${queue(name)}/config`),
+  configure: (name, changes) => request("PUT", `${queue(name)}/config`, changes),
+  seek: (name, group, to) => request("POST", `${queue(name)}/groups/${id(group)}/seek`, { to }),
+  messages: (name, where) => request("GET", `${queue(name)}/messages${query(where)}`),
+  publish: (name, message) => request("POST", `${queue(name)}/messages`, message),
+  biography: (name, message) => request("GET", `${queue(name)}/messages/${id(message)}`),
+  find: (message) => request("GET", `/messages/${id(message)}`),
+  purge: (name) => request("POST", `${queue(name)}/purge`),
+  deadLetters: (name, filter) => request("GET", `${queue(name)}/dlq${query(filter)}`),
+  deadLetter: (name, letter) => request("GET", `${queue(name)}/dlq/${id(letter)}`),
+  retryLetter: (name, letter, toAll) =>
+    request("POST", `${queue(name)}/dlq/${id(letter)}/retry`, { to_all: toAll }),
+  deleteLetter: (name, letter) => request("DELETE", `${queue(name)}/dlq/${id(letter)}`),
+  retryLetters: (name, filter) => request("POST", `${queue(name)}/dlq/retry`, filter),
+  purgeLetters: (name, filter) => request("POST", `${queue(name)}/dlq/purge`, filter),
+  diagnosis: (name, group = "") => request("GET", `${queue(name)}/diagnosis${query({ group })}`),
+};
+
+/** Lists come bare, or in an object under the name of what they list. */
+export function listOf(answer, key) {
+  if (Array.isArray(answer)) return answer;
+  if (Array.isArray(answer?.[key])) return answer[key];
+  return Object.values(answer ?? {}).find(Array.isArray) ?? [];
+}

@@ -1,0 +1,234 @@
+// The console's frame: one live stream, one history, one page at a time. Pages get `app` and give back
+// { element, title, tick?, detail?, navigate?, destroy? }; what they show is theirs.
+
+import { api, keepToken, onSignIn, token } from "./api.js";
+import { askForToken } from "./dialogs.js";
+import { h, replace, setAttribute, setText } from "./dom.js";
+import { span } from "./format.js";
+import { History } from "./history.js";
+import { Live } from "./live.js";
+import { to, watch } from "./router.js";
+import { biographyPage } from "./views/biography.js";
+import { findPage } from "./views/find.js";
+import { nodesPage } from "./views/nodes.js";
+import { overviewPage } from "./views/overview.js";
+import { queuePage } from "./views/queue.js";
+import { unknownPage } from "./views/unknown.js";
+
+const PAGES = {
+  overview: overviewPage,
+  queue: queuePage,
+  message: biographyPage,
+  find: findPage,
+  nodes: nodesPage,
+  unknown: unknownPage,
+};
+const ROLES = ["viewer", "operator", "admin"];
+
+const main = document.getElementById("main");
+const part = (name) => document.querySelector(`[data-${name}]`);
+
+export const app = {
+  history: new History(),
+  node: null,
+  queues: new Map(),
+  heard: false, // has the stream told anything yet
+  who: null,
+  live: null,
+
+  /** Whether the server would let this person do it; unknown counts as yes, since the server decides anyway. */
+  may(role) {
+    const own = this.who?.role;
+    if (own === undefined || own === null) return true;
+    const rank = typeof own === "number" ? own : ROLES.indexOf(String(own).toLowerCase()) + 1;
+    return rank === 0 || rank >= ROLES.indexOf(role) + 1;
+  },
+
+  /** A button for people of this role; for others it says why it is grey. */
+  button(label, role, act, kind = "") {
+    const allowed = this.may(role);
+    return h(
+      "button",
+      {
+        type: "button",
+        class: kind,
+        disabled: !allowed,
+        title: allowed ? null : `Needs the role ${role}`,
+        onclick: act,
+      },
+      label,
+    );
+  },
+};
+
+let page = null;
+let first = true;
+
+function show(route) {
+  if (page?.navigate?.(route)) {
+    setTitle();
+    return;
+  }
+  page?.destroy?.();
+  page = PAGES[route.page](app, route);
+  replace(main, page.element);
+  app.live.follow(page.queue ?? "");
+  setTitle();
+  for (const link of document.querySelectorAll("[data-place]"))
+    setAttribute(
+      link,
+      "aria-current",
+      link.dataset.place === (route.page === "nodes" ? "nodes" : "queues") ? "page" : null,
+    );
+  if (app.heard) page.tick?.();
+  // The focus goes to the new page's heading, as after a load; on the first one the browser has put it right.
+  if (!first) {
+    window.scrollTo(0, 0);
+    (main.querySelector("h1") ?? main).focus({ preventScroll: true });
+  }
+  first = false;
+}
+
+function setTitle() {
+  document.title = page.title ? `${page.title} \u2013 Sluice` : "Sluice";
+}
+
+function heard(name, value) {
+  if (name === "queues") {
+    app.node = value.node;
+    app.queues = new Map(value.queues.map((queue) => [queue.name, queue]));
+    app.history.add(value.node, value.queues);
+    app.heard = true;
+    page?.tick?.();
+  } else if (name === "queue") page?.detail?.(value);
+}
+
+const LINK = { connecting: "Connecting", live: "Live", lost: "Connection lost", "signed-out": "Signed out" };
+let lostSince = 0;
+let counting = 0;
+
+/** Lost is told in words beside the brand, in a band over the page, and by greying figures that are old. */
+function linkState(state, nextTry) {
+  setText(part("link"), LINK[state]);
+  setAttribute(part("link"), "data-state", state);
+  document.documentElement.classList.toggle("stale", state === "lost");
+  const band = part("lost");
+  clearInterval(counting);
+  if (state === "lost") {
+    lostSince ||= Date.now();
+    const rest = h("span", { "aria-hidden": "true" });
+    const again = h("button", { type: "button", onclick: () => app.live.retry() }, "Try now");
+    if (band.hidden)
+      replace(
+        band,
+        h("strong", null, "Connection to the broker lost."),
+        h("span", null, " Figures are from before. "),
+        rest,
+        again,
+      );
+    else replace(band.querySelector("[aria-hidden]"));
+    band.hidden = false;
+    const tell = () =>
+      setText(
+        band.querySelector("[aria-hidden]"),
+        `Lost for ${span(Math.floor((Date.now() - lostSince) / 1000) || 0)}, next try in ${Math.max(0, Math.ceil((nextTry - Date.now()) / 1000))} s. `,
+      );
+    tell();
+    counting = setInterval(tell, 1000);
+  } else if (state === "live") {
+    if (lostSince) page?.restored?.();
+    lostSince = 0;
+    band.hidden = true;
+  }
+}
+
+async function learnWho() {
+  try {
+    app.who = await api.whoami();
+  } catch {
+    app.who = null;
+  }
+  const own = app.who;
+  const role = typeof own?.role === "number" ? ROLES[own.role - 1] : own?.role;
+  replace(
+    part("who"),
+    own && !own.anonymous ? [h("span", { title: `Role: ${role}` }, `${own.name} (${role})`), " "] : null,
+    own && token() ? h("button", { type: "button", class: "plain", onclick: signOut }, "Sign out") : null,
+    own ? null : h("button", { type: "button", onclick: () => app.live.retry() }, "Sign in"),
+  );
+}
+
+function signOut() {
+  keepToken("");
+  location.reload();
+}
+
+function wireTheme() {
+  const button = part("theme-switch");
+  const root = document.documentElement;
+  const next = { auto: "light", light: "dark", dark: "auto" };
+  const tell = () => {
+    const now = root.dataset.theme ?? "auto";
+    replace(button, h("span", { class: "wide-only" }, "Theme: "), now);
+    setAttribute(button, "aria-label", `Theme: ${now}. Switch to ${next[now]}`);
+    setAttribute(button, "title", `Switch to ${next[now]}`);
+  };
+  button.addEventListener("click", () => {
+    const chosen = next[root.dataset.theme ?? "auto"];
+    if (chosen === "auto") delete root.dataset.theme;
+    else root.dataset.theme = chosen;
+    try {
+      localStorage.setItem("sluice.theme", chosen);
+    } catch {
+      // Not remembered where storage is forbidden.
+    }
+    tell();
+  });
+  tell();
+}
+
+function wireSearch() {
+  const form = part("search");
+  const input = form.querySelector("input");
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const id = input.value.trim();
+    if (id) location.hash = to.find(id);
+  });
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.closest?.("input, textarea, select, [contenteditable]");
+    if (
+      event.key === "/" &&
+      !typing &&
+      !event.ctrlKey &&
+      !event.metaKey &&
+      !event.altKey &&
+      !document.querySelector("dialog[open]")
+    ) {
+      event.preventDefault();
+      input.focus();
+      input.select();
+    }
+  });
+}
+
+function start() {
+  onSignIn(async (refusal) => {
+    const given = await askForToken(refusal);
+    if (given) setTimeout(learnWho);
+    return given;
+  });
+  part("skip").addEventListener("click", (event) => {
+    event.preventDefault(); // the address after # belongs to the pages
+    main.focus();
+  });
+  wireTheme();
+  wireSearch();
+  app.live = new Live(linkState, heard);
+  learnWho().finally(() => {
+    watch(show);
+    app.live.start();
+  });
+}
+
+start();

@@ -1,0 +1,156 @@
+// The settings of a queue, as a form: where each one lies in the configuration, what kind of value it is and what it
+// means. The server alone judges values; a setting that is not listed here is shown and not edited.
+
+export const SECTIONS = [
+  {
+    title: "Queue",
+    fields: [
+      ["partitions", "Partitions", "int", "As many consumers of a group can work at once. It can grow."],
+      [
+        "ordering",
+        "Order",
+        ["none", "partition", "strict"],
+        "partition: by key. strict: the whole queue, one partition.",
+      ],
+      ["type", "Type", ["work", "compacted"], "compacted keeps the last message of each key."],
+      [
+        "bindings",
+        "Bindings",
+        "bindings",
+        "Plain topics whose messages it keeps a copy of; one filter for each line.",
+      ],
+    ],
+  },
+  {
+    title: "Retries",
+    fields: [
+      ["retry_policy.max_retries", "Retries", "int", "Failures beyond this make a dead letter."],
+      ["retry_policy.initial_backoff", "First backoff", "text", "Before the first retry."],
+      ["retry_policy.max_backoff", "Longest backoff", "text", ""],
+      ["retry_policy.backoff_multiplier", "Multiplier", "number", "Each backoff is this much longer."],
+      [
+        "retry_policy.total_timeout",
+        "Total time",
+        "text",
+        "From the first attempt; then it is a dead letter.",
+      ],
+      ["retry_policy.jitter", "Jitter", "number", "0 to 1: share of the backoff that is drawn by lot."],
+    ],
+  },
+  {
+    title: "Dead letters",
+    fields: [
+      ["dlq_config.enabled", "Keep dead letters", "bool", ""],
+      ["dlq_config.topic", "Dead-letter queue", "optional", "Empty: dlq/ and the queue's name."],
+      [
+        "dlq_config.invalid_topic",
+        "Invalid-message queue",
+        "optional",
+        "For messages that consumers call unacceptable.",
+      ],
+      [
+        "dlq_config.alert_webhook",
+        "Alert webhook",
+        "optional",
+        "An address that is posted to for each dead letter.",
+      ],
+    ],
+  },
+  {
+    title: "Limits",
+    fields: [
+      ["limits.max_queue_depth", "Depth", "int", "Messages; what comes then is decided by Overflow."],
+      ["limits.overflow", "Overflow", ["reject", "drop-oldest", "dead-letter"], ""],
+      ["limits.max_message_size", "Message size", "int", "Bytes."],
+      ["limits.message_ttl", "Time to live", "text", "0s: for ever."],
+      ["limits.on_expiry", "On expiry", ["drop", "dead-letter"], ""],
+      ["limits.retention", "Retention", "text", "How long settled messages are kept for replays."],
+      ["limits.dedup_window", "Dedup window", "text", "A repeated message id within it is not stored again."],
+    ],
+  },
+  {
+    title: "Delivery",
+    fields: [
+      ["performance.delivery_timeout", "Deadline", "text", "For one delivery; a consumer may extend it."],
+      ["performance.prefetch", "Prefetch", "int", "Unsettled deliveries for each consumer."],
+      ["performance.batch_size", "Batch", "int", "Messages of one key that may be out at once."],
+      ["performance.compression", "Compression", ["none", "zstd"], ""],
+      [
+        "performance.durability",
+        "Durability",
+        ["sync", "interval"],
+        "sync: on disk before the publisher is answered.",
+      ],
+    ],
+  },
+  { title: "Schema", fields: [["schema", "JSON Schema", "json", "For payloads; empty: any payload."]] },
+];
+
+export function valueAt(config, path) {
+  return path.split(".").reduce((value, key) => value?.[key], config);
+}
+
+export function setAt(target, path, value) {
+  const keys = path.split(".");
+  const last = keys.pop();
+  for (const key of keys) target = target[key] ??= {};
+  target[last] = value;
+}
+
+/** As it stands in its input. */
+export function shown(kind, value) {
+  if (kind === "bindings")
+    return (value ?? [])
+      .map((one) =>
+        typeof one === "string"
+          ? one
+          : Object.keys(one.headers ?? {}).length
+            ? JSON.stringify(one)
+            : one.topic,
+      )
+      .join("\n");
+  if (kind === "json") return value === undefined || value === null ? "" : JSON.stringify(value, null, 2);
+  return value === undefined || value === null ? "" : String(value);
+}
+
+/** What the input says, as JSON. What cannot be read is sent as it is: the server has the better words for it. */
+export function read(kind, text) {
+  const given = text.trim();
+  if (kind === "int" || kind === "number")
+    return given !== "" && !Number.isNaN(Number(given)) ? Number(given) : given;
+  if (kind === "optional") return given === "" ? null : given;
+  if (kind === "json") return given === "" ? null : parsed(given);
+  if (kind === "bindings")
+    return given
+      .split("\n")
+      .map((row) => row.trim())
+      .filter(Boolean)
+      .map((row) => (row.startsWith("{") ? parsed(row) : row));
+  return given;
+}
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
+}
+
+/** The faults a refusal names, by the field they belong to: { "limits.max_queue_depth": "must be ..." }, and the rest. */
+export function faultsOf(message, paths) {
+  const byField = new Map();
+  const rest = [];
+  const problems = message.replace(/^.*cannot be used: /s, "").split("; ");
+  let last = null; // the words of one fault may have a semicolon of their own
+  for (const problem of problems) {
+    const path = paths.find((one) => problem.startsWith(`${one} `) || problem.startsWith(`${one}.`));
+    const words = path ? problem.slice(path.length).trim() : problem;
+    const named =
+      path ?? last ?? paths.find((one) => new RegExp(`\\b${one.split(".").at(-1)}\\b`).test(problem));
+    if (named) byField.set(named, [byField.get(named), words].filter(Boolean).join("; "));
+    else rest.push(problem);
+    last = path ?? last;
+  }
+  return { byField, rest };
+}

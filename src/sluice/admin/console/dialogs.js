@@ -1,0 +1,172 @@
+// Dialogs, notices, and the errors shown in them. Built on <dialog>: the browser keeps the focus inside, closes on Esc
+// and makes the rest of the page inert; where the focus returns to is told here, because the opener may be redrawn.
+
+import { Refused } from "./api.js";
+import { freshId, h, replace } from "./dom.js";
+import { sentence } from "./format.js";
+
+/**
+ * Open a dialog. `body(close)` gives its content; `close(value)` ends it. Resolves to that value, null after Esc.
+ * `kind`: "" for a question, "drawer" for something to read at the side.
+ */
+export function openDialog({ title, body, kind = "", back = null }) {
+  const opener = document.activeElement;
+  const id = freshId("dialog");
+  return new Promise((resolve) => {
+    let value = null;
+    const close = (given = null) => {
+      value = given;
+      dialog.close();
+    };
+    const dialog = h(
+      "dialog",
+      { class: `dialog ${kind}`, "aria-labelledby": id },
+      h(
+        "header",
+        { class: "dialog-head" },
+        h("h2", { id, tabindex: -1 }, title),
+        h(
+          "button",
+          { type: "button", class: "plain close", "aria-label": "Close", onclick: () => close() },
+          "\u00d7",
+        ),
+      ),
+    );
+    dialog.append(body(close, dialog));
+    dialog.addEventListener("click", (event) => {
+      if (event.target === dialog) close(); // on the backdrop: the dialog's own box is filled by its parts
+    });
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      const target = back?.() ?? opener;
+      if (target?.isConnected) target.focus();
+      else document.getElementById("main").focus();
+      resolve(value);
+    });
+    document.body.append(dialog);
+    dialog.showModal();
+    const first = dialog.querySelector("[autofocus]") ?? dialog.querySelector("h2");
+    first.focus();
+  });
+}
+
+/**
+ * A question with one button that does it. `act(say)` runs while the dialog stays open; a refusal is shown in it and
+ * the question stands. Resolves to what `act` gave, or null.
+ */
+export function ask({ title, text, button, danger = false, fields = null, act }) {
+  return openDialog({
+    title,
+    body(close) {
+      const trouble = h("div", { class: "trouble", role: "alert" });
+      const progress = h("p", { class: "soft", role: "status" });
+      const go = h(
+        "button",
+        { type: "submit", class: danger ? "danger" : "primary", autofocus: !fields && !danger },
+        button,
+      );
+      const cancel = h(
+        "button",
+        { type: "button", onclick: () => close(), autofocus: danger && !fields },
+        "Cancel",
+      );
+      const form = h(
+        "form",
+        { class: "dialog-body" },
+        text,
+        fields?.element,
+        trouble,
+        progress,
+        h("div", { class: "dialog-foot" }, cancel, go),
+      );
+      form.addEventListener("submit", async (event) => {
+        event.preventDefault();
+        go.disabled = true;
+        replace(trouble);
+        try {
+          close((await act(fields?.values(), (said) => replace(progress, said))) ?? true);
+        } catch (fault) {
+          replace(progress);
+          if (!fields?.refuse?.(fault)) replace(trouble, troubleOf(fault));
+          go.disabled = false;
+          go.focus();
+        }
+      });
+      return form;
+    },
+  });
+}
+
+/** An error in words: what happened, what to do. */
+export function troubleOf(fault) {
+  if (!(fault instanceof Refused) && fault.name !== "Mistyped") {
+    console.error(fault);
+    return h("p", null, `The console failed: ${fault.message}`);
+  }
+  return [
+    h("p", null, sentence(fault.message)),
+    fault.advice ? h("p", { class: "soft" }, sentence(fault.advice)) : null,
+  ];
+}
+
+/** A result, read out and shown for a while. */
+export function notice(text, { bad = false, href = "", link = "" } = {}) {
+  const place = document.querySelector("[data-notices]");
+  const gone = () => note.remove();
+  const note = h(
+    "div",
+    { class: bad ? "notice bad" : "notice" },
+    h("span", null, text, href ? [" ", h("a", { href, onclick: gone }, link)] : null),
+    h("button", { type: "button", class: "plain", "aria-label": "Dismiss", onclick: gone }, "\u00d7"),
+  );
+  place.append(note);
+  setTimeout(gone, bad ? 12000 : 6000);
+}
+
+/** Do something that may be refused, outside a dialog. */
+export async function attempt(act) {
+  try {
+    return await act();
+  } catch (fault) {
+    notice(
+      fault instanceof Refused ? [fault.message, fault.advice].map(sentence).join(" ").trim() : String(fault),
+      { bad: true },
+    );
+    return null;
+  }
+}
+
+/** The one place where a token is typed. */
+export function askForToken(refusal) {
+  const input = h("input", {
+    type: "password",
+    id: freshId("token"),
+    autocomplete: "off",
+    autofocus: true,
+    required: true,
+    spellcheck: "false",
+  });
+  return openDialog({
+    title: "Sign in",
+    body(close) {
+      const form = h(
+        "form",
+        { class: "dialog-body" },
+        h("p", null, sentence(refusal?.message) || "This broker asks who you are."),
+        h("label", { for: input.id }, "Token"),
+        input,
+        h(
+          "p",
+          { class: "soft" },
+          "An access token or JWT with the role viewer, operator or admin. It is kept in this tab only and gone when you close it.",
+        ),
+        h("div", { class: "dialog-foot" }, h("button", { type: "submit", class: "primary" }, "Sign in")),
+      );
+      form.addEventListener("submit", (event) => {
+        event.preventDefault();
+        close(input.value.trim());
+      });
+      return form;
+    },
+  });
+}

@@ -1,0 +1,76 @@
+// What the stream has told, for charts: the last five minutes of each queue and of the whole, one sample a second.
+// All series share one ring of times, so a queue costs its numbers and no more. The broker keeps no history of its
+// own: a chart begins when the console is opened.
+
+export const SAMPLES = 300;
+const FIELDS = ["depth", "enqueue_rate", "deliver_rate", "ack_rate"];
+
+class Series {
+  constructor(fields) {
+    this.values = Object.fromEntries(fields.map((field) => [field, new Float64Array(SAMPLES).fill(NaN)]));
+    this.seen = 0;
+  }
+}
+
+export class History {
+  constructor() {
+    this.times = new Float64Array(SAMPLES).fill(NaN);
+    this.at = -1; // where the newest sample lies
+    this.ticks = 0;
+    this.queues = new Map();
+    this.whole = new Series([...FIELDS, "publishes_in", "publishes_out"]);
+    this.counters = null;
+  }
+
+  /** One event of the stream. */
+  add(node, queues, now = Date.now()) {
+    this.at = (this.at + 1) % SAMPLES;
+    this.ticks += 1;
+    this.times[this.at] = now;
+    const sums = { depth: 0, enqueue_rate: 0, deliver_rate: 0, ack_rate: 0 };
+    for (const queue of queues) {
+      let series = this.queues.get(queue.name);
+      if (!series) this.queues.set(queue.name, (series = new Series(FIELDS)));
+      for (const field of FIELDS) {
+        series.values[field][this.at] = queue[field];
+        sums[field] += queue[field];
+      }
+      series.seen = this.ticks;
+    }
+    for (const [name, series] of this.queues) {
+      if (series.seen === this.ticks) continue;
+      for (const field of FIELDS) series.values[field][this.at] = NaN;
+      if (this.ticks - series.seen > SAMPLES) this.queues.delete(name);
+    }
+    const flow = this.#flow(node, now);
+    for (const [field, value] of Object.entries({ ...sums, ...flow }))
+      this.whole.values[field][this.at] = value;
+  }
+
+  /** Counters of the node as rates; a counter that went back means a restart, and no rate. */
+  #flow(node, now) {
+    const before = this.counters;
+    this.counters = { now, received: node.publishes_received, sent: node.publishes_sent };
+    const seconds = before ? (now - before.now) / 1000 : 0;
+    if (seconds <= 0 || seconds > 5 || node.publishes_received < before.received)
+      return { publishes_in: NaN, publishes_out: NaN };
+    return {
+      publishes_in: (node.publishes_received - before.received) / seconds,
+      publishes_out: Math.max(0, node.publishes_sent - before.sent) / seconds,
+    };
+  }
+
+  /** The samples of a field, oldest first, as [time, value]; those without a value are left out. */
+  of(name, field, last = SAMPLES) {
+    const series = name === null ? this.whole : this.queues.get(name);
+    const points = [];
+    if (!series) return points;
+    const values = series.values[field];
+    for (let nth = SAMPLES - last + 1; nth <= SAMPLES; nth += 1) {
+      const index = (this.at + nth) % SAMPLES;
+      if (!Number.isNaN(values[index]) && !Number.isNaN(this.times[index]))
+        points.push([this.times[index], values[index]]);
+    }
+    return points;
+  }
+}

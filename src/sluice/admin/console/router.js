@@ -1,0 +1,48 @@
+// Addresses of the console, after the #: which page, of which queue or message. One table, read both ways.
+//
+//   #/                                    overview        #/nodes               nodes
+//   #/queues/<name>                       a queue         #/find/<id>           where a message is known
+//   #/queues/<name>/messages              what it holds   #/queues/<name>/messages/<id>   one message's life
+//   #/queues/<name>/dead-letters[?open=]  what failed     #/queues/<name>/config          its settings
+
+const TABS = new Set(["messages", "dead-letters", "config"]);
+
+const part = encodeURIComponent;
+
+export const to = {
+  overview: () => "#/",
+  nodes: () => "#/nodes",
+  find: (id) => `#/find/${part(id)}`,
+  queue: (name, tab = "") => `#/queues/${part(name)}${tab ? `/${tab}` : ""}`,
+  message: (name, id) => `#/queues/${part(name)}/messages/${part(id)}`,
+  letter: (name, id) => `#/queues/${part(name)}/dead-letters?open=${part(id)}`,
+};
+
+/** What an address means: { page, ... }; page "unknown" for what is none. */
+export function parse(hash) {
+  const [path, search = ""] = hash.replace(/^#\/?/, "").split("?", 2);
+  let parts;
+  try {
+    parts = path.split("/").filter(Boolean).map(decodeURIComponent);
+  } catch {
+    return { page: "unknown" };
+  }
+  const [place, name, tab, id] = parts;
+  const open = new URLSearchParams(search).get("open") ?? "";
+  if (!place) return { page: "overview" };
+  if (place === "nodes" && parts.length === 1) return { page: "nodes" };
+  if (place === "find" && parts.length === 2) return { page: "find", id: name };
+  if (place === "queues" && name) {
+    if (parts.length === 2) return { page: "queue", name, tab: "" };
+    if (parts.length === 3 && TABS.has(tab)) return { page: "queue", name, tab, open };
+    if (parts.length === 4 && tab === "messages") return { page: "message", name, id };
+  }
+  return { page: "unknown" };
+}
+
+/** Calls `show(route)` now and on every change of the address. */
+export function watch(show) {
+  const changed = () => show(parse(location.hash));
+  window.addEventListener("hashchange", changed);
+  changed();
+}

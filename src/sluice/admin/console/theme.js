@@ -1,0 +1,12 @@
+// Light or dark, before the first paint: a plain script in the head, because a module would run after it.
+// "auto" follows the system; a choice is remembered in this browser.
+(function () {
+  "use strict";
+  let kept = null;
+  try {
+    kept = localStorage.getItem("sluice.theme");
+  } catch {
+    // Storage may be forbidden: then the system decides.
+  }
+  if (kept === "light" || kept === "dark") document.documentElement.dataset.theme = kept;
+})();

@@ -1,0 +1,287 @@
+// The messages that failed for good: why, when, after how many attempts and in which group. They can be read, put
+// back one by one or by filter, and thrown away.
+
+import { api, listOf } from "../api.js";
+import { ask, notice } from "../dialogs.js";
+import { h, replace } from "../dom.js";
+import { count, plural } from "../format.js";
+import { preview } from "../payload.js";
+import { empty, failed, loading, table, tag, time } from "../widgets.js";
+import { MEANINGS, headerOf, openLetter, originalId, retryLetter } from "./letter.js";
+
+const LIMIT = 50;
+const BATCH = 1000; // put back in one call, so that a long redrive shows its progress
+const REASONS = ["max_retries", "timeout", "rejected", "expired", "overflow"];
+const SPANS = [
+  ["", "Any time"],
+  ["900", "Last 15 minutes"],
+  ["3600", "Last hour"],
+  ["86400", "Last day"],
+  ["604800", "Last 7 days"],
+];
+
+export function deadLettersTab(page, route) {
+  const { app, name } = page;
+  const place = h("div", null, loading("dead letters"));
+  const more = h(
+    "button",
+    { type: "button", hidden: true, onclick: () => load(letters.at(-1)?.message_id) },
+    "Show more",
+  );
+  const reason = h(
+    "select",
+    { "aria-label": "Reason", onchange: () => load() },
+    h("option", { value: "" }, "Any reason"),
+    REASONS.map((one) => h("option", { value: one, title: MEANINGS[one] }, one)),
+  );
+  const group = h(
+    "select",
+    { "aria-label": "Group", onchange: () => load() },
+    h("option", { value: "" }, "Any group"),
+  );
+  const since = h(
+    "select",
+    { "aria-label": "Died", onchange: () => load() },
+    SPANS.map(([value, label]) => h("option", { value }, label)),
+  );
+  const contains = h("input", {
+    type: "search",
+    placeholder: "Payload contains",
+    "aria-label": "Payload contains",
+    autocomplete: "off",
+    spellcheck: "false",
+  });
+  const said = h("span", { class: "soft", role: "status" });
+  const retryAll = app.button("Retry all that match", "operator", () => retryMatching(), "primary");
+  const purgeAll = app.button("Delete all that match", "operator", () => purgeMatching());
+  const form = h(
+    "form",
+    { class: "tools" },
+    reason,
+    group,
+    since,
+    contains,
+    h("button", { type: "submit" }, "Filter"),
+    said,
+  );
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    load();
+  });
+  const bulk = h("div", { class: "tools bulk" }, retryAll, purgeAll);
+  let letters = [];
+  let alive = true;
+  let groupsKey = "";
+  let depth = null;
+
+  load().then(() => route.open && openOne(route.open));
+
+  /** What the form says; empty fields are left out. */
+  function filter() {
+    const chosen = { reason: reason.value, group: group.value, contains: contains.value };
+    if (since.value) chosen.since = new Date(Date.now() - Number(since.value) * 1000).toISOString();
+    return Object.fromEntries(Object.entries(chosen).filter(([, value]) => value));
+  }
+
+  function filterInWords() {
+    const words = [];
+    if (reason.value) words.push(`reason ${reason.value}`);
+    if (group.value) words.push(`group ${group.value}`);
+    if (since.value) words.push(SPANS.find(([value]) => value === since.value)[1].toLowerCase());
+    if (contains.value) words.push(`payload contains "${contains.value}"`);
+    return words.length ? words.join(", ") : "all of them";
+  }
+
+  async function load(after = "") {
+    try {
+      const found = listOf(
+        await api.deadLetters(name, { ...filter(), after, limit: LIMIT, payload_bytes: 400 }),
+        "dead_letters",
+      );
+      if (!alive) return;
+      letters = after ? [...letters, ...found] : found;
+      replace(place, letters.length ? tableOf() : nothing());
+      more.hidden = found.length < LIMIT;
+      bulk.hidden = letters.length === 0;
+      replace(said, letters.length ? `${count(letters.length)} shown` : "");
+    } catch (fault) {
+      if (alive)
+        replace(
+          place,
+          failed(fault, () => load()),
+        );
+    }
+  }
+
+  function tableOf() {
+    return table(
+      `Dead letters of ${name}`,
+      [
+        { label: "Message" },
+        { label: "Died" },
+        { label: "Reason" },
+        { label: "Attempts", number: true },
+        { label: "Group" },
+        { label: "Payload" },
+        { label: "Actions" },
+      ],
+      letters.map((letter) => {
+        const id = originalId(letter);
+        const why = headerOf(letter, "dead-reason");
+        const told = headerOf(letter, "dead-description");
+        return h(
+          "tr",
+          { dataset: { letter: letter.message_id } },
+          h(
+            "th",
+            { scope: "row" },
+            h(
+              "button",
+              { type: "button", class: "link code", onclick: () => openOne(letter.message_id) },
+              id,
+            ),
+          ),
+          h("td", null, time(headerOf(letter, "dead-at"))),
+          h(
+            "td",
+            { class: "nowrap" },
+            tag(why || "unknown", "bad"),
+            told ? h("span", { class: "soft told", title: told }, told) : null,
+          ),
+          h("td", { class: "num" }, headerOf(letter, "attempts") || "\u2013"),
+          h(
+            "td",
+            null,
+            headerOf(letter, "original-group")
+              ? h("code", null, headerOf(letter, "original-group"))
+              : h("span", { class: "soft" }, "all"),
+          ),
+          h("td", { class: "preview-cell" }, preview(letter, 60)),
+          h("td", null, retryButton(letter)),
+        );
+      }),
+    );
+  }
+
+  function retryButton(letter) {
+    const button = app.button("Retry", "operator", async () => {
+      button.disabled = true;
+      if (await retryLetter(name, letter)) load();
+      else button.disabled = false;
+    });
+    button.setAttribute("aria-label", `Retry ${originalId(letter)}`);
+    return button;
+  }
+
+  async function openOne(id) {
+    if ((await openLetter(app, name, id)) && alive) await load();
+  }
+
+  async function retryMatching() {
+    const toAll = h("input", { type: "checkbox", id: "to-all" });
+    const done = await ask({
+      title: `Retry dead letters of ${name}`,
+      text: h(
+        "p",
+        null,
+        "The dead letters of queue ",
+        h("strong", null, name),
+        ` that match (${filterInWords()}) are put back on their partitions and delivered again.`,
+      ),
+      button: "Retry them",
+      fields: {
+        element: h(
+          "span",
+          { class: "check" },
+          toAll,
+          h("label", { for: "to-all" }, "For all groups, not only the one that failed"),
+        ),
+        values: () => toAll.checked,
+      },
+      act: async (all, say) => {
+        let retried = 0;
+        let skipped = 0;
+        for (;;) {
+          const step = await api.retryLetters(name, { ...filter(), limit: BATCH, to_all: all });
+          retried += step.retried;
+          skipped = step.skipped;
+          say(`${plural(retried, "message")} put back, ${count(step.left)} to go`);
+          if (step.left === 0 || step.retried === 0) return { retried, skipped };
+        }
+      },
+    });
+    if (!done) return;
+    notice(
+      `${plural(done.retried, "dead letter")} put back into ${name}${done.skipped ? `, ${count(done.skipped)} skipped` : ""}.`,
+    );
+    await load();
+  }
+
+  async function purgeMatching() {
+    const done = await ask({
+      title: `Delete dead letters of ${name}?`,
+      text: h(
+        "p",
+        null,
+        "The dead letters of queue ",
+        h("strong", null, name),
+        ` that match (${filterInWords()}) are gone for good.`,
+      ),
+      button: `Delete dead letters of ${name}`,
+      danger: true,
+      act: () => api.purgeLetters(name, filter()),
+    });
+    if (!done) return;
+    notice(`${plural(done.purged ?? 0, "dead letter")} of ${name} deleted.`);
+    await load();
+  }
+
+  function nothing() {
+    if (Object.keys(filter()).length)
+      return empty("No dead letter matches", h("p", null, "Widen the filter above."));
+    return empty(
+      "No dead letters",
+      h(
+        "p",
+        null,
+        "A message comes here when it failed too often, took too long, or a consumer rejected it. It keeps its payload and properties, and the story of its end; from here it can be put back.",
+      ),
+      h(
+        "p",
+        { class: "soft" },
+        "Consumers reject with a publish to ",
+        h("code", null, `$queue/${name}/$reject/<message-id>`),
+        ".",
+      ),
+    );
+  }
+
+  return {
+    element: h(
+      "section",
+      { "aria-label": "Dead letters" },
+      form,
+      bulk,
+      place,
+      h("div", { class: "pager" }, more),
+    ),
+    detail({ stats, groups }) {
+      const key = groups.map((one) => one.name).join("\n");
+      if (key !== groupsKey) {
+        groupsKey = key;
+        const chosen = group.value;
+        replace(
+          group,
+          h("option", { value: "" }, "Any group"),
+          groups.map((one) => h("option", { value: one.name, selected: one.name === chosen }, one.name)),
+        );
+      }
+      // New ones are fetched when somebody is at the top of the list and not reading one.
+      const grew = depth !== null && stats.dlq_depth !== depth;
+      depth = stats.dlq_depth;
+      if (grew && letters.length <= LIMIT && !document.querySelector("dialog[open]")) load();
+    },
+    refresh: () => load(),
+    destroy: () => (alive = false),
+  };
+}

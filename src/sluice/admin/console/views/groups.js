@@ -1,0 +1,156 @@
+// One consumer group: how far behind it is, its ledger, and which consumer serves which partitions.
+
+import { seekGroup } from "../actions.js";
+import { PartitionStrip, StateBar, toneOf } from "../bars.js";
+import { Keyed, h, replace, setAttribute, setText } from "../dom.js";
+import { count, ranges } from "../format.js";
+import { ageText, table, tag } from "../widgets.js";
+
+const LEDGER = ["enqueued", "waiting", "delivered", "retrying", "acked", "dead", "expired", "purged"];
+
+export class GroupCard {
+  constructor(page, name) {
+    this.lag = h("strong", { class: "num" });
+    this.oldest = h("span", { class: "soft" });
+    this.bar = new StateBar(`Group ${name}`);
+    this.ledger = Object.fromEntries(LEDGER.map((key) => [key, h("td", { class: "num" })]));
+    this.again = h("td", { class: "num" });
+    this.nacked = h("td", { class: "num" });
+    this.strip = new PartitionStrip();
+    this.body = h("tbody");
+    this.consumers = new Keyed(this.body, (consumer) => new ConsumerRow(consumer));
+    this.table = table(
+      `Consumers of group ${name}`,
+      [
+        { label: "Consumer" },
+        { label: "Partitions" },
+        { label: "In flight", number: true },
+        { label: "Prefetch", number: true },
+        { label: "Priority", number: true },
+        { label: "Last settled", number: true },
+        { label: "State" },
+      ],
+      this.body,
+    );
+    this.nobody = h(
+      "p",
+      { class: "soft" },
+      "No consumer is connected: what this group has not settled waits for one.",
+    );
+    this.element = h(
+      "section",
+      { class: "card group", "aria-label": `Group ${name}` },
+      h(
+        "div",
+        { class: "card-head" },
+        h("h3", null, name),
+        h("span", { class: "lag" }, "lag ", this.lag),
+        this.oldest,
+        h(
+          "span",
+          { class: "push" },
+          page.app.button("Seek", "operator", () => seekGroup(page.name, name)),
+        ),
+      ),
+      this.bar.element,
+      this.#ledgerTable(name),
+      h("div", { class: "strip-row" }, h("span", { class: "soft" }, "Partitions"), this.strip.element),
+      this.table,
+      this.nobody,
+    );
+  }
+
+  /** The books: what was enqueued is the sum of what became of it. */
+  #ledgerTable(name) {
+    const heads = [
+      ...LEDGER.map((key, nth) => (nth === 1 ? ["=", key] : nth > 1 ? ["+", key] : ["", key])),
+      ["", "redelivered"],
+      ["", "nacked"],
+    ];
+    return h(
+      "div",
+      { class: "table-box", tabindex: 0, role: "region", "aria-label": `Ledger of group ${name}` },
+      h(
+        "table",
+        { class: "ledger" },
+        h("caption", { class: "hidden" }, `Ledger of group ${name}: enqueued is the sum of the next seven`),
+        h(
+          "thead",
+          null,
+          h(
+            "tr",
+            null,
+            heads.map(([sign, label], nth) =>
+              h(
+                "th",
+                { scope: "col", class: nth === LEDGER.length ? "num apart" : "num" },
+                sign ? h("span", { class: "sign", "aria-hidden": "true" }, sign) : null,
+                label,
+              ),
+            ),
+          ),
+        ),
+        h("tbody", null, h("tr", null, Object.values(this.ledger), this.again, this.nacked)),
+      ),
+    );
+  }
+
+  update(group) {
+    setText(this.lag, count(group.lag));
+    const age = group.lag > 0 ? ageText(group.oldest_at) : "";
+    setText(this.oldest, age ? `oldest waits ${age}` : "");
+    this.bar.element.hidden = group.alone; // the queue's own bar shows the same
+    this.bar.update(group.ledger);
+    for (const key of LEDGER) setText(this.ledger[key], count(group.ledger[key]));
+    this.ledger.dead.classList.toggle("is-bad", group.ledger.dead > 0);
+    setText(this.again, count(group.redelivered));
+    setText(this.nacked, count(group.nacked));
+    this.strip.update(group.total, group.consumers);
+    this.consumers.show(
+      group.consumers.map((consumer, nth) => ({ ...consumer, nth })),
+      (consumer) => consumer.client,
+    );
+    this.table.hidden = group.consumers.length === 0;
+    this.nobody.hidden = group.consumers.length > 0;
+  }
+}
+
+class ConsumerRow {
+  constructor(consumer) {
+    this.swatch = h("span", { "aria-hidden": "true" });
+    this.cells = Object.fromEntries(
+      ["partitions", "inflight", "prefetch", "priority", "settled", "state"].map((key) => [
+        key,
+        h("td", { class: ["partitions", "state"].includes(key) ? null : "num" }),
+      ]),
+    );
+    this.element = h(
+      "tr",
+      null,
+      h("th", { scope: "row" }, h("span", { class: "named" }, this.swatch, h("code", null, consumer.client))),
+      Object.values(this.cells),
+    );
+    this.stateKey = null;
+  }
+
+  update(consumer) {
+    setAttribute(this.swatch, "class", `swatch ${toneOf(consumer.partitions.length ? consumer.nth : -1)}`);
+    setText(this.cells.partitions, ranges(consumer.partitions) || "none, stands by");
+    setText(this.cells.inflight, count(consumer.inflight));
+    setText(this.cells.prefetch, count(consumer.prefetch));
+    setText(this.cells.priority, count(consumer.priority));
+    const age = ageText(consumer.settled_at);
+    setText(this.cells.settled, age.endsWith("ms") ? "now" : age ? `${age} ago` : "\u2013");
+    const key = [consumer.connected, consumer.stalled, consumer.slow, consumer.exclusive].join();
+    if (key === this.stateKey) return;
+    this.stateKey = key;
+    replace(
+      this.cells.state,
+      consumer.connected ? null : tag("offline", "warn"),
+      consumer.stalled ? tag("stalled", "bad") : null,
+      consumer.slow ? tag("slow reader", "warn") : null,
+      consumer.exclusive ? tag("exclusive") : null,
+      consumer.connected && !consumer.stalled && !consumer.slow ? tag("connected", "good") : null,
+    );
+  }
+}

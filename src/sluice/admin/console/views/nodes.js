@@ -1,0 +1,117 @@
+// The nodes of this broker: what each runs, since when, and what it carries.
+
+import { api, listOf } from "../api.js";
+import { h, replace } from "../dom.js";
+import { bytes, count, span, timeOf } from "../format.js";
+import { facts, failed, loading, pageHead, tag, time } from "../widgets.js";
+
+const EVERY = 5000;
+
+export function nodesPage() {
+  const place = h("div", { class: "cards" }, loading("nodes"));
+  let alive = true;
+  let timer = 0;
+  const load = async () => {
+    try {
+      const nodes = listOf(await api.nodes(), "nodes");
+      if (alive) replace(place, nodes.map(card));
+    } catch (fault) {
+      if (alive) replace(place, failed(fault, load));
+    }
+    if (alive) timer = setTimeout(load, EVERY);
+  };
+  load();
+  return {
+    title: "Nodes",
+    element: h("div", { class: "page" }, pageHead("Nodes"), place),
+    destroy() {
+      alive = false;
+      clearTimeout(timer);
+    },
+  };
+}
+
+function card(node) {
+  const started = timeOf(node.started_at);
+  const now = timeOf(node.now) ?? new Date();
+  const skew = (now.getTime() - Date.now()) / 1000;
+  return h(
+    "section",
+    { class: "card", "aria-label": `Node ${node.name}` },
+    h(
+      "div",
+      { class: "card-head" },
+      h("h2", null, node.name),
+      node.stopping ? tag("stopping", "warn") : tag("running", "good"),
+    ),
+    facts(
+      [
+        ["Version", `${node.version} (${node.build})`],
+        ["Store", h("code", null, node.store)],
+        ["Started", time(node.started_at)],
+        ["Up for", started ? span((now.getTime() - started.getTime()) / 1000) : "\u2013"],
+        [
+          "Its clock",
+          Math.abs(skew) < 2
+            ? "agrees with this browser"
+            : `${span(Math.abs(skew))} ${skew > 0 ? "ahead of" : "behind"} this browser`,
+        ],
+      ],
+      "columns",
+    ),
+    h("div", { class: "node-tables" }, carries(node), sinceStart(node)),
+  );
+}
+
+function carries(node) {
+  return figures(
+    "What it carries",
+    ["Now"],
+    [
+      ["Connections", count(node.connections)],
+      ["Sessions", count(node.sessions)],
+      ["Subscriptions", count(node.subscriptions)],
+      ["Retained messages", count(node.retained)],
+      ["Queues", count(node.queues)],
+      ["Messages in queues", count(node.messages)],
+    ],
+  );
+}
+
+function sinceStart(node) {
+  return figures(
+    "Since it started",
+    ["Received", "Sent"],
+    [
+      ["Publishes", count(node.publishes_received), count(node.publishes_sent)],
+      ["Packets", count(node.packets_received), count(node.packets_sent)],
+      ["Bytes", bytes(node.bytes_received), bytes(node.bytes_sent)],
+      ["Dropped for slow subscribers", "", count(node.publishes_dropped)],
+    ],
+  );
+}
+
+function figures(caption, columns, rows) {
+  const head = h(
+    "tr",
+    null,
+    h("td"),
+    columns.map((label) => h("th", { scope: "col", class: "num" }, label)),
+  );
+  return h(
+    "table",
+    { class: "pairs figures" },
+    h("caption", null, caption),
+    h("thead", null, head),
+    h("tbody", null, rows.map(row)),
+  );
+}
+
+function row([label, ...values]) {
+  return h(
+    "tr",
+    null,
+    h("th", { scope: "row" }, label),
+    values.map((value) => h("td", { class: "num" }, value)),
+  );
+}

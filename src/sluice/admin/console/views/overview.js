@@ -1,0 +1,148 @@
+// All queues at a glance: what the node carries, what flows, and each queue in a line of figures that move.
+// A thousand queues are shown a page at a time, and a tick rewrites only the figures that changed.
+
+import { createQueue } from "../actions.js";
+import { Chart } from "../charts.js";
+import { h, replace, setText } from "../dom.js";
+import { bytes, count, rate, span, timeOf } from "../format.js";
+import { command, empty, loading, pageHead } from "../widgets.js";
+import { QueueTable } from "./queue_table.js";
+
+const first = `mosquitto_pub -q 1 -t '$queue/tasks' -m 'resize cat.png'`;
+
+export function overviewPage(app) {
+  const charts = [
+    new Chart({
+      title: "Queue flow",
+      unit: "messages/s",
+      show: rate,
+      lines: [
+        { label: "In", tone: "in" },
+        { label: "Delivered", tone: "out" },
+        { label: "Acknowledged", tone: "ack" },
+      ],
+    }),
+    new Chart({
+      title: "Messages in queues",
+      unit: "",
+      show: count,
+      whole: true,
+      lines: [{ label: "Depth of all queues", tone: "depth", area: true }],
+    }),
+    new Chart({
+      title: "MQTT publishes",
+      unit: "messages/s",
+      show: rate,
+      lines: [
+        { label: "Received", tone: "in" },
+        { label: "Sent", tone: "out" },
+      ],
+    }),
+  ];
+  const values = Object.fromEntries(
+    [
+      "node",
+      "version",
+      "store",
+      "up",
+      "connections",
+      "sessions",
+      "messages",
+      "consumers",
+      "letters",
+      "bytes",
+    ].map((key) => [key, h("dd", { class: "num" }, "\u2013")]),
+  );
+  const fact = (label, key, title) => h("div", { title }, h("dt", null, label), values[key]);
+  const strip = h(
+    "dl",
+    { class: "facts strip" },
+    fact("Node", "node"),
+    fact("Version", "version"),
+    fact("Store", "store"),
+    fact("Up for", "up"),
+    fact("Connections", "connections", "Clients connected now"),
+    fact("Sessions", "sessions", "Connected, and those that wait for their client to come back"),
+    fact("In queues", "messages", "Messages kept in all queues"),
+    fact("Size", "bytes", "Bytes kept in all queues"),
+    fact("Consumers", "consumers"),
+    fact("Dead letters", "letters"),
+  );
+  const table = new QueueTable(app);
+  const place = h("div", null, loading("queues"));
+  const element = h(
+    "div",
+    { class: "page" },
+    pageHead("Queues", { actions: [app.button("Create a queue", "admin", createQueue)] }),
+    strip,
+    h(
+      "div",
+      { class: "charts three" },
+      charts.map((chart) => chart.element),
+    ),
+    place,
+  );
+  let shown = "";
+
+  function showFacts() {
+    const node = app.node;
+    const queues = [...app.queues.values()];
+    const sum = (key) => queues.reduce((total, queue) => total + queue[key], 0);
+    const started = timeOf(node.started_at);
+    const now = timeOf(node.now) ?? new Date();
+    setText(values.node, node.name);
+    setText(values.version, node.version);
+    setText(values.store, node.store);
+    setText(values.up, started ? span((now.getTime() - started.getTime()) / 1000) : "\u2013");
+    setText(values.connections, count(node.connections));
+    setText(values.sessions, count(node.sessions));
+    setText(values.messages, count(node.messages));
+    setText(values.bytes, bytes(sum("bytes")));
+    setText(values.consumers, count(sum("active_consumers")));
+    const letters = queues
+      .filter((queue) => queue.is_dead_letters)
+      .reduce((total, queue) => total + queue.depth, 0);
+    setText(values.letters, count(letters));
+    values.letters.classList.toggle("is-bad", letters > 0);
+  }
+
+  return {
+    title: "Queues",
+    element,
+    tick() {
+      showFacts();
+      const of = (field) => app.history.of(null, field);
+      charts[0].update([of("enqueue_rate"), of("deliver_rate"), of("ack_rate")]);
+      charts[1].update([of("depth")]);
+      charts[2].update([of("publishes_in"), of("publishes_out")]);
+      const kind = app.queues.size ? "table" : "empty";
+      if (kind !== shown) {
+        shown = kind;
+        replace(place, kind === "table" ? table.element : teach());
+      }
+      if (kind === "table") table.update();
+    },
+    destroy() {
+      charts.forEach((chart) => chart.destroy());
+    },
+  };
+}
+
+function teach() {
+  return empty(
+    "No queues yet",
+    h(
+      "p",
+      null,
+      "A queue comes into being with its first message or its first consumer. Any MQTT client will do; publish one now and watch it appear here:",
+    ),
+    command(first),
+    h("p", null, "Then take it, as a worker would:"),
+    command(`mosquitto_sub -q 1 -i worker-1 -t '$queue/tasks' -C 1`),
+    h(
+      "p",
+      { class: "soft" },
+      "Partitions, retries and limits come from the matching template, or are set on the queue's page.",
+    ),
+  );
+}

@@ -1,0 +1,150 @@
+// One queue: its heading, its actions and the tabs under it. Moving between tabs keeps the heading and the focus.
+
+import { deleteQueue, publishMessage, purgeQueue } from "../actions.js";
+import { api } from "../api.js";
+import { h, replace, setAttribute, setText } from "../dom.js";
+import { count } from "../format.js";
+import { to } from "../router.js";
+import { command, empty, failed, loading, pageHead, tag } from "../widgets.js";
+import { configTab } from "./config.js";
+import { deadLettersTab } from "./dead_letters.js";
+import { figuresTab } from "./figures.js";
+import { messagesTab } from "./messages.js";
+
+const TABS = [
+  ["", "Overview", figuresTab],
+  ["messages", "Messages", messagesTab],
+  ["dead-letters", "Dead letters", deadLettersTab],
+  ["config", "Configuration", configTab],
+];
+
+export function queuePage(app, route) {
+  const name = route.name;
+  const place = h("div", { class: "tab-place" }, loading("the queue"));
+  const tags = h("span", { class: "tags" });
+  const letters = h("span", { class: "badge num", hidden: true });
+  const links = TABS.map(([tab, label]) =>
+    h("a", { href: to.queue(name, tab) }, label, tab === "dead-letters" ? letters : null),
+  );
+  const remove = async () => {
+    if (await deleteQueue(name)) location.hash = to.overview();
+  };
+  const actions = [
+    app.button(
+      "Publish a message",
+      "operator",
+      async () => (await publishMessage(name)) && tab?.refresh?.(),
+      "primary",
+    ),
+    app.button(
+      "Purge",
+      "operator",
+      async () => (await purgeQueue(name, page.latest?.stats.depth)) && tab?.refresh?.(),
+    ),
+    app.button("Delete", "admin", remove),
+  ];
+  const element = h(
+    "div",
+    { class: "page" },
+    pageHead(name, { trail: [["Queues", to.overview()]], tags: [tags], actions }),
+    h("nav", { class: "tabs", "aria-label": `Queue ${name}` }, links),
+    place,
+  );
+
+  let tab = null;
+  let alive = true;
+
+  const page = {
+    title: name,
+    queue: name,
+    element,
+    name,
+    app,
+    latest: null, // the newest QueueDetail
+
+    /** The same queue: change the tab and leave the rest, the focus included. */
+    navigate(next) {
+      if (next.page !== "queue" || next.name !== name) return false;
+      showTab(next);
+      return true;
+    },
+    detail(detail) {
+      page.latest = detail;
+      showStats(detail.stats);
+      tab?.detail?.(detail);
+    },
+    tick() {
+      const stats = app.queues.get(name);
+      if (stats && page.latest) showStats(stats);
+      tab?.tick?.();
+    },
+    restored() {
+      if (page.latest) tab?.refresh?.();
+      else load();
+    },
+    destroy() {
+      alive = false;
+      tab?.destroy?.();
+    },
+  };
+
+  let tagsKey = "";
+
+  function showStats(stats) {
+    const shown = [stats.ordering, stats.partitions, stats.type, stats.is_dead_letters].join();
+    if (shown !== tagsKey) {
+      tagsKey = shown;
+      const order =
+        { partition: "order by key", none: "any order", strict: "strict order" }[stats.ordering] ??
+        stats.ordering;
+      replace(
+        tags,
+        tag(order),
+        tag(`${count(stats.partitions)} partition${stats.partitions === 1 ? "" : "s"}`),
+        stats.type === "compacted" ? tag("compacted") : null,
+        stats.is_dead_letters ? originOf(name) : null,
+      );
+    }
+    setText(letters, count(stats.dlq_depth));
+    letters.hidden = !stats.dlq_depth;
+  }
+
+  function showTab(next) {
+    tab?.destroy?.();
+    const nth = TABS.findIndex(([key]) => key === next.tab);
+    links.forEach((link, other) => setAttribute(link, "aria-current", other === nth ? "page" : null));
+    tab = TABS[nth][2](page, next);
+    replace(place, tab.element);
+    if (page.latest) tab.detail?.(page.latest);
+    if (app.heard) tab.tick?.();
+  }
+
+  async function load() {
+    try {
+      const detail = await api.queue(name);
+      if (!alive) return;
+      page.detail(detail);
+      showTab(route);
+    } catch (fault) {
+      if (alive) replace(place, fault.status === 404 ? missing(name) : failed(fault, load));
+    }
+  }
+  load();
+  return page;
+}
+
+function originOf(name) {
+  const origin = name.startsWith("dlq/") ? name.slice(4) : "";
+  return origin
+    ? h("a", { class: "tag bad", href: to.queue(origin, "dead-letters") }, `dead letters of ${origin}`)
+    : tag("dead letters", "bad");
+}
+
+function missing(name) {
+  return empty(
+    "There is no queue of this name",
+    h("p", null, "It comes into being with its first message or consumer:"),
+    command(`mosquitto_pub -q 1 -t '$queue/${name.replaceAll("'", "'\\''")}' -m hello`),
+    h("p", null, h("a", { href: to.overview() }, "All queues")),
+  );
+}

@@ -1,0 +1,260 @@
+// The table of queues: filter, sort, a page of rows. Rows are kept by name and only changed figures are rewritten.
+// Sorted by a figure that moves, the order is taken anew every few seconds, and not while somebody points or types
+// in the table: a row that jumps away from the pointer is worse than one that is out of order for a moment.
+
+import { Spark } from "../charts.js";
+import { Keyed, freshId, h, setAttribute, setText } from "../dom.js";
+import { count, plural, rate } from "../format.js";
+import { to } from "../router.js";
+
+const ROWS = 50;
+const SETTLE = 4000;
+
+const COLUMNS = [
+  { key: "name", label: "Queue" },
+  {
+    key: "depth",
+    label: "Depth",
+    number: true,
+    title: "Messages kept, and their number over the last minute and a half",
+  },
+  { key: "enqueue_rate", label: "In/s", number: true, title: "Messages enqueued per second" },
+  { key: "ack_rate", label: "Acked/s", number: true, title: "Messages acknowledged per second" },
+  { key: "inflight", label: "In flight", number: true, title: "With a consumer, not settled yet" },
+  { key: "retrying", label: "Retrying", number: true, title: "Failed, waiting for the next attempt" },
+  { key: "active_consumers", label: "Consumers", number: true },
+  { key: "dlq_depth", label: "Dead letters", number: true },
+];
+
+const WHICH = [
+  ["all", "All queues", () => true],
+  ["backlog", "With messages", (queue) => queue.depth > 0],
+  ["idle", "Waiting without a consumer", (queue) => queue.depth > 0 && queue.active_consumers === 0],
+  ["dead", "With dead letters", (queue) => queue.dlq_depth > 0],
+];
+
+export class QueueTable {
+  constructor(app) {
+    this.app = app;
+    this.sortKey = "name";
+    this.down = false;
+    this.page = 0;
+    this.order = [];
+    this.orderedAt = 0;
+    this.body = h("tbody");
+    this.rows = new Keyed(this.body, (queue) => new Row(queue.name));
+    this.#controls();
+    this.heads = COLUMNS.map((column) => {
+      const button = h(
+        "button",
+        { type: "button", class: "sort", onclick: () => this.#sort(column) },
+        column.label,
+        h("span", { class: "sort-mark", "aria-hidden": "true" }),
+      );
+      return h("th", { scope: "col", class: column.number ? "num" : null, title: column.title }, button);
+    });
+    this.none = h("p", { class: "soft none", hidden: true }, "No queue matches.");
+    this.box = h(
+      "div",
+      { class: "table-box" },
+      h(
+        "table",
+        { class: "queues" },
+        h("caption", { class: "hidden" }, "Queues"),
+        h("thead", null, h("tr", null, this.heads)),
+        this.body,
+      ),
+    );
+    this.element = h("section", { "aria-label": "Queues" }, this.tools, this.box, this.none, this.pager);
+    this.#mark();
+  }
+
+  #controls() {
+    const again = () => {
+      this.page = 0;
+      this.orderedAt = 0;
+      this.update();
+    };
+    const id = freshId("filter");
+    this.filter = h("input", {
+      id,
+      type: "search",
+      placeholder: "Filter by name",
+      autocomplete: "off",
+      spellcheck: "false",
+      oninput: again,
+    });
+    this.which = h(
+      "select",
+      { "aria-label": "Which queues", onchange: again },
+      WHICH.map(([value, label]) => h("option", { value }, label)),
+    );
+    this.letters = h("input", { type: "checkbox", id: `${id}-dlq`, onchange: again });
+    this.total = h("span", { class: "soft", role: "status" });
+    this.tools = h(
+      "div",
+      { class: "tools" },
+      h("label", { class: "hidden", for: id }, "Filter by name"),
+      this.filter,
+      this.which,
+      h("span", { class: "check" }, this.letters, h("label", { for: `${id}-dlq` }, "Dead-letter queues too")),
+      this.total,
+    );
+    this.back = h("button", { type: "button", onclick: () => this.#turn(-1) }, "Previous");
+    this.forth = h("button", { type: "button", onclick: () => this.#turn(1) }, "Next");
+    this.where = h("span", { class: "soft num", role: "status" });
+    this.pager = h(
+      "nav",
+      { class: "pager", "aria-label": "Pages of queues" },
+      this.back,
+      this.where,
+      this.forth,
+    );
+  }
+
+  #turn(by) {
+    this.page += by;
+    this.update();
+    this.element.scrollIntoView({ block: "start" });
+  }
+
+  #sort(column) {
+    if (this.sortKey === column.key) this.down = !this.down;
+    else {
+      this.sortKey = column.key;
+      this.down = Boolean(column.number); // the largest first is what one looks for
+    }
+    this.page = 0;
+    this.orderedAt = 0;
+    this.#mark();
+    this.update();
+  }
+
+  #mark() {
+    this.heads.forEach((head, nth) => {
+      const own = COLUMNS[nth].key === this.sortKey;
+      setAttribute(head, "aria-sort", own ? (this.down ? "descending" : "ascending") : null);
+    });
+  }
+
+  #inUse() {
+    return this.body.matches(":hover") || this.body.contains(document.activeElement);
+  }
+
+  #arrange() {
+    const wanted = this.filter.value
+      .trim()
+      .toLowerCase()
+      .replace(/^\$queue\//, "");
+    const test = WHICH.find(([value]) => value === this.which.value)[2];
+    const kept = [...this.app.queues.values()].filter(
+      (queue) =>
+        (this.letters.checked || !queue.is_dead_letters) &&
+        test(queue) &&
+        queue.name.toLowerCase().includes(wanted),
+    );
+    const key = this.sortKey;
+    const turn = this.down ? -1 : 1;
+    kept.sort(
+      (a, b) =>
+        (key === "name" ? 0 : turn * (a[key] - b[key])) ||
+        (key === "name" ? turn : 1) * (a.name < b.name ? -1 : a.name > b.name ? 1 : 0),
+    );
+    this.order = kept.map((queue) => queue.name);
+  }
+
+  update() {
+    const moving = this.sortKey !== "name" || this.which.value !== "all";
+    const due = Date.now() - this.orderedAt > (moving ? SETTLE : 0);
+    if (this.orderedAt === 0 || (due && !(moving && this.#inUse()))) {
+      this.#arrange();
+      this.orderedAt = Date.now();
+    }
+    const there = this.order.filter((name) => this.app.queues.has(name));
+    const pages = Math.max(1, Math.ceil(there.length / ROWS));
+    this.page = Math.min(Math.max(0, this.page), pages - 1);
+    const names = there.slice(this.page * ROWS, (this.page + 1) * ROWS);
+    this.rows.show(
+      names.map((name) => this.app.queues.get(name)),
+      (queue) => queue.name,
+    );
+    const now = Date.now();
+    for (const [name, row] of this.rows.parts)
+      row.spark.update(this.app.history.of(name, "depth", Spark.samples), now);
+    this.none.hidden = there.length > 0;
+    this.box.hidden = there.length === 0;
+    this.pager.hidden = pages === 1;
+    this.back.disabled = this.page === 0;
+    this.forth.disabled = this.page === pages - 1;
+    setText(
+      this.where,
+      `${count(this.page * ROWS + 1)}\u2013${count(this.page * ROWS + names.length)} of ${count(there.length)}`,
+    );
+    const listed = this.app.queues.size;
+    const all = this.app.node?.queues ?? listed;
+    setText(
+      this.total,
+      listed < all
+        ? `${plural(there.length, "queue")}; the first ${count(listed)} of ${count(all)} are listed`
+        : plural(there.length, "queue"),
+    );
+  }
+}
+
+class Row {
+  constructor(name) {
+    const number = () => h("td", { class: "num" });
+    this.depth = h("span", { class: "num" });
+    this.spark = new Spark();
+    this.cells = Object.fromEntries(
+      ["enqueue_rate", "ack_rate", "inflight", "retrying", "active_consumers"].map((key) => [key, number()]),
+    );
+    this.letters = h("a", { href: to.queue(name, "dead-letters") });
+    this.noLetters = h("span", { class: "soft" }, "0");
+    this.lettersCell = h("td", { class: "num" }, this.noLetters);
+    this.kind = h("span", { class: "soft kind" });
+    this.element = h(
+      "tr",
+      null,
+      h("th", { scope: "row" }, h("a", { href: to.queue(name), class: "queue-name" }, name), this.kind),
+      h("td", { class: "num depth-cell" }, this.spark.element, this.depth),
+      Object.values(this.cells),
+      this.lettersCell,
+    );
+  }
+
+  update(queue) {
+    setText(this.depth, count(queue.depth));
+    const full = queue.max_depth > 0 && queue.depth >= queue.max_depth * 0.9;
+    this.depth.classList.toggle("is-warn", full);
+    setAttribute(
+      this.depth,
+      "title",
+      full
+        ? `${Math.floor((100 * queue.depth) / queue.max_depth)} % of its limit of ${count(queue.max_depth)}`
+        : null,
+    );
+    for (const key of ["enqueue_rate", "ack_rate"])
+      this.#figure(this.cells[key], queue[key], rate(queue[key]));
+    for (const key of ["inflight", "retrying", "active_consumers"])
+      this.#figure(this.cells[key], queue[key], count(queue[key]));
+    const alone = queue.active_consumers === 0 && queue.depth > 0 && !queue.is_dead_letters;
+    this.cells.active_consumers.classList.toggle("is-warn", alone);
+    setAttribute(this.cells.active_consumers, "title", alone ? "Messages wait and nobody takes them" : null);
+    this.cells.retrying.classList.toggle("is-warn", queue.retrying > 0);
+    setText(this.letters, count(queue.dlq_depth));
+    const wanted = queue.dlq_depth > 0 ? this.letters : this.noLetters;
+    if (this.lettersCell.firstChild !== wanted) this.lettersCell.replaceChildren(wanted);
+    const kinds = [
+      queue.is_dead_letters ? "dead letters" : "",
+      queue.type === "compacted" ? "compacted" : "",
+      queue.ordering === "strict" ? "strict order" : "",
+    ].filter(Boolean);
+    setText(this.kind, kinds.join(" \u00b7 "));
+  }
+
+  #figure(cell, value, text) {
+    setText(cell, text);
+    cell.classList.toggle("is-zero", value === 0);
+  }
+}

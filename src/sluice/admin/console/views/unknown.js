@@ -1,0 +1,17 @@
+// An address that means nothing.
+
+import { h } from "../dom.js";
+import { to } from "../router.js";
+import { pageHead } from "../widgets.js";
+
+export function unknownPage() {
+  return {
+    title: "Not found",
+    element: h(
+      "div",
+      { class: "page" },
+      pageHead("There is no such page"),
+      h("p", null, "The address may be cut off. ", h("a", { href: to.overview() }, "All queues")),
+    ),
+  };
+}

@@ -1,0 +1,148 @@
+// Small parts that pages share: times, tags, commands to copy, headings of pages, empty places that teach.
+
+import { h, setText } from "./dom.js";
+import { ago, localTime, sentence, span, timeOf, utcTime } from "./format.js";
+
+/** A time: local to read, UTC on hover; "never" for none. */
+export function time(value, { age = false, milliseconds = false, none = "\u2013" } = {}) {
+  const date = timeOf(value);
+  if (!date) return h("span", { class: "soft" }, none);
+  return h(
+    "time",
+    { datetime: date.toISOString(), title: utcTime(date) },
+    age ? ago(date) : localTime(date, milliseconds),
+  );
+}
+
+/** How long ago, as text; "" for never. */
+export function ageText(value) {
+  const date = timeOf(value);
+  return date ? span((Date.now() - date.getTime()) / 1000) : "";
+}
+
+export function tag(text, tone = "") {
+  return h("span", { class: `tag ${tone}` }, text);
+}
+
+const TONES = {
+  acked: "good",
+  delivered: "busy",
+  retrying: "warn",
+  delayed: "",
+  waiting: "",
+  dead: "bad",
+  expired: "bad",
+};
+
+export function stateTag(state) {
+  return tag(state, TONES[state] ?? "");
+}
+
+/** A command with a button that copies it. */
+export function command(text) {
+  const button = h("button", { type: "button", class: "copy", "aria-label": "Copy" }, "Copy");
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      setText(button, "Copied");
+    } catch {
+      setText(button, "Select it");
+    }
+    setTimeout(() => setText(button, "Copy"), 1500);
+  });
+  return h("div", { class: "command" }, h("pre", { tabindex: 0 }, h("code", null, text)), button);
+}
+
+/** Advice of the server: a command to copy, or a sentence. Commands are set in backticks or begin with a program. */
+export function advice(text) {
+  if (!text) return null;
+  if (/^(sluice|mosquitto_(pub|sub)|curl) /.test(text)) return command(text);
+  return h("p", { class: "advice" }, prose(text));
+}
+
+const MARKED = /(`[^`]+`|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z)/;
+
+/** Words of the server as a sentence: times in it become local ones, what is in backticks becomes code. */
+export function prose(text) {
+  return sentence(text)
+    .split(MARKED)
+    .map((part, nth) =>
+      nth % 2 === 0 ? part : part.startsWith("`") ? h("code", null, part.slice(1, -1)) : time(part),
+    );
+}
+
+/** Facts as a list of terms: [[label, value, title?]]. */
+export function facts(entries, kind = "") {
+  return h(
+    "dl",
+    { class: `facts ${kind}` },
+    entries.map(([label, value, title]) => h("div", { title }, h("dt", null, label), h("dd", null, value))),
+  );
+}
+
+export function empty(title, ...content) {
+  return h("div", { class: "empty" }, h("h3", null, title), ...content);
+}
+
+/** While something loads, and when it cannot. */
+export function loading(what) {
+  return h("p", { class: "soft loading", role: "status" }, `Loading ${what} \u2026`);
+}
+
+export function failed(fault, retry) {
+  return h(
+    "div",
+    { class: "empty bad", role: "alert" },
+    h("h3", null, prose(fault.message)),
+    fault.advice ? h("p", null, prose(fault.advice)) : null,
+    retry ? h("button", { type: "button", onclick: retry }, "Try again") : null,
+  );
+}
+
+/** A table with a caption that is read out and, unless `quiet`, seen. `columns`: [{ label, number, title }]. */
+export function table(caption, columns, rows, { quiet = true, kind = "" } = {}) {
+  const head = h(
+    "tr",
+    null,
+    columns.map((column) =>
+      h("th", { scope: "col", class: column.number ? "num" : null, title: column.title }, column.label),
+    ),
+  );
+  const body = rows instanceof Node ? rows : h("tbody", null, rows);
+  return h(
+    "div",
+    { class: "table-box", tabindex: 0, role: "region", "aria-label": caption },
+    h(
+      "table",
+      { class: kind },
+      h("caption", { class: quiet ? "hidden" : null }, caption),
+      h("thead", null, head),
+      body,
+    ),
+  );
+}
+
+/** A heading with the way up; the page's own title takes the focus after navigation. */
+export function pageHead(title, { trail = [], tags = [], actions = [] } = {}) {
+  return h(
+    "header",
+    { class: "page-head" },
+    trail.length
+      ? h(
+          "nav",
+          { class: "trail", "aria-label": "Way up" },
+          trail.map(([text, href], nth) => [
+            nth ? h("span", { "aria-hidden": "true" }, " / ") : null,
+            h("a", { href }, text),
+          ]),
+        )
+      : null,
+    h(
+      "div",
+      { class: "page-title" },
+      h("h1", { tabindex: -1 }, title),
+      h("span", { class: "tags" }, tags),
+      h("div", { class: "actions" }, actions),
+    ),
+  );
+}

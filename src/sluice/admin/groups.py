@@ -1,0 +1,237 @@
+"""Why a group with something to do does not do it: the part of the diagnosis that looks at consumers and cursors."""
+
+from __future__ import annotations
+
+from sluice.admin import words
+from sluice.admin.hands import Hands
+from sluice.admin.obstacles import behind, blocker_of, lease_name, obstacle_of, oldest_of
+from sluice.admin.views import Finding
+from sluice.queues.cursor import Cursor
+from sluice.queues.delivery import LEASED, WAITING, Lease
+from sluice.queues.group import Group
+from sluice.queues.ports import Consumer
+
+
+def lag_of(group: Group) -> int:
+    return sum(int(cursor.waiting()) + len(cursor.leases) for cursor in group.cursors)
+
+
+def diagnose_group(hands: Hands, group: Group, name_it: bool) -> list[Finding]:
+    """What stands in the way of a group, the first true reason first; nothing when its messages go out."""
+    found = _obstacles(hands, group)
+    if not name_it:
+        return found
+    return [
+        Finding(one.code, f"group {group.name}: {one.what}", one.do, one.is_fault)
+        if f"group {group.name}" not in one.what
+        else one
+        for one in found
+    ]
+
+
+def _obstacles(hands: Hands, group: Group) -> list[Finding]:
+    if not group.consumers:
+        return [_nobody(group)]
+    now = hands.engine.now
+    serving = [consumer for consumer in group.consumers if consumer.cursors]
+    waiting = sum(int(cursor.waiting()) for cursor in group.cursors)
+    out = int(group.out())
+    standby = _standby(group, serving)
+    held = _held_back(hands, group, waiting, out, now)
+    stuck = [one for one in (obstacle_of(consumer, now) for consumer in serving) if one is not None]
+    if stuck and all(one.code in ("consumer-away", "consumer-stalled") for one in stuck):
+        if len(stuck) == len(serving):
+            return [*stuck, *held, *standby]
+    if held and held[0].code != "key-busy":
+        # Even a consumer with all the room of the world would get nothing.
+        return (
+            [*held, *stuck, *standby] if waiting or not out else [_in_work(group, out, now), *held, *standby]
+        )
+    if stuck and not _moves(serving, now):
+        return [*stuck, *held, *standby]
+    if held:
+        return [*held, *standby]
+    if waiting == 0 and out:
+        return [_in_work(group, out, now), *standby]
+    return standby
+
+
+def _nobody(group: Group) -> Finding:
+    queue = group.queue
+    busy = [other.name for other in queue.groups.values() if other.consumers]
+    lag = words.messages(lag_of(group), "waits", "wait")
+    if busy:
+        return Finding(
+            "wrong-group",
+            f"nobody consumes for group {group.name}, in which {lag}; consumers are in {', '.join(busy)}",
+            words.delete_group(queue.name, group.name),
+        )
+    return Finding(
+        "no-consumer",
+        f"nobody consumes for group {group.name}, in which {lag}",
+        words.consume(queue.name, group.name),
+    )
+
+
+def _moves(serving: list[Consumer], now: float) -> bool:
+    """Whether some consumer with room serves a partition in which something is ready."""
+    return any(
+        cursor.has_more()
+        for consumer in serving
+        if obstacle_of(consumer, now) is None
+        for cursor in consumer.cursors
+    )
+
+
+# ---- messages that may not go
+
+
+def _held_back(hands: Hands, group: Group, waiting: int, out: int, now: float) -> list[Finding]:
+    """Delays, retries, keys and gates, when they hold back everything that is not in somebody's hands."""
+    queue = group.queue
+    delayed = sum(_count_delayed(cursor) for cursor in group.cursors)
+    parked = sum(int(cursor.parked()) for cursor in group.cursors)
+    gated = sum(len(cursor.gated()) for cursor in group.cursors)
+    retrying = [
+        lease for cursor in group.cursors for lease in cursor.leases.values() if lease.state == WAITING
+    ]
+    ready = sum(
+        1
+        for cursor in group.cursors
+        for lease in cursor.leases.values()
+        if lease.state not in (LEASED, WAITING)
+    )
+    if ready or waiting > delayed + parked:
+        return []
+    found: list[Finding] = []
+    if retrying:
+        flows = hands.door.service.figures(queue).rates.acked > 0.0  # others are being done meanwhile
+        found.append(_retrying(group, retrying, is_fault=not out and not flows, now=now))
+    if parked > gated:
+        found += _parked(group, now)
+    if gated:
+        found.append(
+            Finding(
+                "gate",
+                f"{words.messages(gated, 'waits', 'wait')} until older ones of their keys are done, in the partitions "
+                "that had those keys before partitions were added",
+                words.peek(queue.name, group.name),
+            )
+        )
+    if delayed:
+        due = hands.engine.timers.first_delay(queue.partitions)
+        found.append(
+            Finding(
+                "delayed",
+                f"{words.messages(delayed, 'waits', 'wait')} for a delay that the publisher asked for; the first is "
+                f"over at {words.moment(due, now)}",
+                words.peek(queue.name, group.name),
+                is_fault=bool(found),
+            )
+        )
+    return found
+
+
+def _count_delayed(cursor: Cursor) -> int:
+    return sum(
+        1
+        for seq in cursor.partition.delayed
+        if not cursor.settled(seq) and cursor.partition.is_for(seq, cursor.group.gid)
+    )
+
+
+def _retrying(group: Group, retrying: list[Lease], is_fault: bool, now: float) -> Finding:
+    first = min(retrying, key=lambda lease: lease.due)
+    last = max(retrying, key=lambda lease: lease.last_at)
+    said = f"; the last failure: {last.description}" if last.description else ""
+    return Finding(
+        "all-retrying",
+        f"{words.messages(len(retrying), 'failed and waits', 'failed and wait')} for a retry, the first until "
+        f"{words.moment(first.due, now)}{said}",
+        words.explain(lease_name(last), group.queue.name),
+        is_fault,
+    )
+
+
+def _parked(group: Group, now: float) -> list[Finding]:
+    """The oldest delivery that others of its key wait behind, of those that wait for a retry if there are such."""
+    blockers: list[Lease] = []
+    for cursor in group.cursors:
+        if cursor.parked():
+            for key in cursor.slots():
+                blocker = blocker_of(cursor, key)
+                if blocker is not None:
+                    blockers.append(blocker)
+    failed = [lease for lease in blockers if lease.state == WAITING]
+    if failed:
+        return [behind(min(failed, key=lambda lease: lease.first_at), now)]
+    held = [lease for lease in blockers if lease.state == LEASED]
+    return [behind(min(held, key=lambda lease: lease.last_at), now)] if held else []
+
+
+# ---- consumers
+
+
+def _in_work(group: Group, out: int, now: float) -> Finding:
+    oldest = min(
+        (lease for lease in (oldest_of(consumer) for consumer in group.consumers) if lease is not None),
+        key=lambda lease: lease.last_at,
+    )
+    return Finding(
+        "in-work",
+        f"nothing waits: {words.messages(out, 'is', 'are')} with consumers, the oldest ({lease_name(oldest)}) with "
+        f"{oldest.holder} since {words.moment(oldest.last_at, now)}",
+        words.consumers(group.queue.name),
+        is_fault=False,
+    )
+
+
+def _standby(group: Group, serving: list[Consumer]) -> list[Finding]:
+    """Consumers that get nothing because others have all partitions: worth knowing for whoever watches one of them."""
+    idle = [consumer for consumer in group.consumers if not consumer.cursors]
+    if not idle:
+        return []
+    names = ", ".join(consumer.client for consumer in idle[:5]) + (" ..." if len(idle) > 5 else "")
+    have = f"{names} {'has' if len(idle) == 1 else 'have'} no partition and stand{'s' if len(idle) == 1 else ''} by"
+    queue = group.queue
+    exclusive = [consumer for consumer in serving if consumer.exclusive]
+    if exclusive:
+        return [
+            Finding(
+                "standby",
+                f"{have}: {exclusive[0].client} consumes exclusively",
+                f"Stop {exclusive[0].client}, or subscribe without exclusive",
+                is_fault=False,
+            )
+        ]
+    highest = max((int(consumer.priority) for consumer in serving), default=0)
+    able = [consumer for consumer in idle if not consumer.paused and not consumer.stalled]
+    if able and all(consumer.priority < highest for consumer in able):
+        return [
+            Finding(
+                "standby",
+                f"{have}: consumers of priority {highest} come first",
+                "Give them the same consumer-priority, or leave it: they take over when those are gone",
+                is_fault=False,
+            )
+        ]
+    if not able:
+        gone = idle[0]
+        state = "is away" if gone.paused else "has stalled"
+        return [
+            Finding(
+                "standby",
+                f"{have}: {gone.client} {state}, and others serve its partitions",
+                words.consumers(queue.name),
+                is_fault=False,
+            )
+        ]
+    return [
+        Finding(
+            "standby",
+            f"{have}: the queue has {words.count_of(len(queue.partitions), 'partition')} for "
+            f"{words.count_of(len(group.consumers), 'consumer')}",
+            words.configure(queue.name, "partitions", str(len(group.consumers))),
+            is_fault=False,
+        )
+    ]

@@ -1,0 +1,221 @@
+"""The gate of the gRPC door: who calls, whether they may, and how a refusal is said.
+
+Every call to `QueueAdmin` passes here, so that a handler neither looks at credentials nor catches anything: it asks the
+service and answers, or lets the error fly. Health and reflection are open to all: they tell nothing about queues.
+
+A refusal is a status code, the error's own sentence with what to do about it, and for programs the kind of error as
+trailing metadata `sluice-error` (`queue_full`).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any, Final
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from sluice import errors
+from sluice.access.identity import Identity, Keyring, Role, require
+from sluice.errors import SluiceError
+
+log = logging.getLogger(__name__)
+
+SERVICE: Final = "sluice.admin.v1.QueueAdmin"
+DETAILS_LIMIT: Final = 2000  # characters: the details travel in a header, and headers are small
+
+CALLER: Final[ContextVar[Identity]] = ContextVar("CALLER")  # whoever the handler works for
+
+# Method: the role it takes, and what it is called in a refusal.
+ROLES: Final[dict[str, tuple[Role, str]]] = {
+    "CreateQueue": (Role.ADMIN, "create a queue"),
+    "ListQueues": (Role.VIEWER, "list queues"),
+    "GetQueue": (Role.VIEWER, "look at a queue"),
+    "GetQueueStats": (Role.VIEWER, "look at a queue"),
+    "DeleteQueue": (Role.ADMIN, "delete a queue"),
+    "GetConfig": (Role.VIEWER, "look at a queue"),
+    "UpdateConfig": (Role.ADMIN, "configure a queue"),
+    "PurgeQueue": (Role.OPERATOR, "purge a queue"),
+    "Watch": (Role.VIEWER, "watch queues"),
+    "Publish": (Role.OPERATOR, "publish"),
+    "PeekMessages": (Role.VIEWER, "peek at messages"),
+    "GetMessage": (Role.VIEWER, "look at a message"),
+    "Explain": (Role.VIEWER, "look at a message"),
+    "FindMessage": (Role.VIEWER, "look for a message"),
+    "ListGroups": (Role.VIEWER, "list groups"),
+    "GetGroup": (Role.VIEWER, "look at a group"),
+    "CreateGroup": (Role.ADMIN, "create a group"),
+    "DeleteGroup": (Role.ADMIN, "delete a group"),
+    "SeekGroup": (Role.OPERATOR, "move a group"),
+    "ListConsumers": (Role.VIEWER, "list consumers"),
+    "ListDeadLetters": (Role.VIEWER, "list dead letters"),
+    "GetDeadLetter": (Role.VIEWER, "look at a dead letter"),
+    "RetryDeadLetter": (Role.OPERATOR, "retry a dead letter"),
+    "RetryDeadLetters": (Role.OPERATOR, "retry dead letters"),
+    "PurgeDeadLetters": (Role.OPERATOR, "purge dead letters"),
+    "DeleteDeadLetter": (Role.OPERATOR, "delete a dead letter"),
+    "Diagnose": (Role.VIEWER, "diagnose a queue"),
+    "Verify": (Role.VIEWER, "verify the books"),
+    "GetNode": (Role.VIEWER, "look at a node"),
+    "ListNodes": (Role.VIEWER, "list nodes"),
+    "WhoAmI": (Role.VIEWER, "ask who is asking"),
+}
+
+
+WITHOUT_QUEUES: Final = frozenset({"GetNode", "ListNodes", "WhoAmI"})  # these say something all the same
+
+
+class InvalidRequest(SluiceError):
+    """A field of a request that cannot be meant."""
+
+
+class QueuesDisabled(SluiceError):
+    def __init__(self) -> None:
+        super().__init__(
+            "queues are switched off on this server", "Set queues.enabled = true and start it again"
+        )
+
+
+class DoorClosing(SluiceError):
+    def __init__(self) -> None:
+        super().__init__("the server is stopping", "Connect again in a moment")
+
+
+# The one table of codes. The first line that fits counts, so a kind stands before its family.
+CODES: Final[tuple[tuple[type[SluiceError], grpc.StatusCode], ...]] = (
+    (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.InvalidQueueName, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.InvalidQueueConfig, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.InvalidPayload, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.MessageTooLarge, grpc.StatusCode.INVALID_ARGUMENT),  # trying again does not help
+    (errors.UnknownQueue, grpc.StatusCode.NOT_FOUND),
+    (errors.UnknownGroup, grpc.StatusCode.NOT_FOUND),
+    (errors.UnknownMessage, grpc.StatusCode.NOT_FOUND),
+    (errors.UnknownDelivery, grpc.StatusCode.NOT_FOUND),
+    (errors.InUse, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.QueueExists, grpc.StatusCode.ALREADY_EXISTS),  # and GroupExists
+    (errors.QueueFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.ResponsesFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.NotAuthenticated, grpc.StatusCode.UNAUTHENTICATED),
+    (errors.NotAllowed, grpc.StatusCode.PERMISSION_DENIED),
+    (errors.StoreError, grpc.StatusCode.UNAVAILABLE),
+    (DoorClosing, grpc.StatusCode.UNAVAILABLE),
+    (SluiceError, grpc.StatusCode.FAILED_PRECONDITION),
+)
+
+
+def code_of(error: SluiceError) -> grpc.StatusCode:
+    for kind, code in CODES:
+        if isinstance(error, kind):
+            return code
+    raise AssertionError  # the last line of the table fits all
+
+
+def word_of(error: SluiceError) -> str:
+    """The kind of an error in the words of REST: QueueFull is queue_full."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).lower()
+
+
+class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    def __init__(self, keyring: Keyring, queues_enabled: bool = True) -> None:
+        self._keyring = keyring
+        self._queues_enabled = queues_enabled
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], call: Any
+    ) -> grpc.RpcMethodHandler | None:
+        """Every call is taken as a stream of requests, which looks the same to the caller: gRPC reads a single request
+        before it asks the handler, and would hold megabytes for somebody who has not yet said who they are."""
+        handler = await continuation(call)
+        service, _, method = call.method.lstrip("/").partition("/")
+        if handler is None or service != SERVICE:
+            return handler
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(
+                self._guarded_stream(method, handler.unary_stream),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        return grpc.stream_unary_rpc_method_handler(
+            self._guarded(method, handler.unary_unary),
+            handler.request_deserializer,
+            handler.response_serializer,
+        )
+
+    def _guarded(
+        self, method: str, handle: Callable[[Any, Any], Awaitable[Any]]
+    ) -> Callable[[AsyncIterator[Any], grpc.aio.ServicerContext], Awaitable[Any]]:
+        async def guarded(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
+            try:
+                await self._admit(method, context)
+                return await handle(await only(requests), context)
+            except Exception as error:
+                await refuse(context, error, method)
+
+        return guarded
+
+    def _guarded_stream(
+        self, method: str, handle: Callable[[Any, Any], AsyncIterator[Any]]
+    ) -> Callable[[AsyncIterator[Any], grpc.aio.ServicerContext], AsyncIterator[Any]]:
+        async def guarded(
+            requests: AsyncIterator[Any], context: grpc.aio.ServicerContext
+        ) -> AsyncIterator[Any]:
+            try:
+                await self._admit(method, context)
+                async for answer in handle(await only(requests), context):
+                    yield answer
+            except Exception as error:
+                await refuse(context, error, method)
+
+        return guarded
+
+    async def _admit(self, method: str, context: grpc.aio.ServicerContext) -> None:
+        authorization: str | None = None
+        for name, value in context.invocation_metadata() or ():
+            if name == "authorization":
+                authorization = value
+        identity = await self._keyring.recognise(authorization, host_of(context.peer()))
+        role, what = ROLES[method]
+        require(identity, role, what)
+        if not self._queues_enabled and method not in WITHOUT_QUEUES:
+            raise QueuesDisabled
+        CALLER.set(identity)
+
+
+async def only(requests: AsyncIterator[Any]) -> Any:
+    """The one request of a call."""
+    try:
+        async for request in requests:
+            return request
+    except DecodeError:
+        raise InvalidRequest(
+            "the request cannot be read", "Send what src/sluice/admin/grpc/queue_admin.proto describes"
+        ) from None
+    raise InvalidRequest("the call has no request", "Send one message")
+
+
+async def refuse(context: grpc.aio.ServicerContext, error: Exception, method: str) -> None:
+    """End the call with the code and the words of `error`; what is no refusal is our own fault, and is logged."""
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if isinstance(error, SluiceError):
+        await context.abort(code_of(error), str(error)[:DETAILS_LIMIT], (("sluice-error", word_of(error)),))
+    log.error("a gRPC call failed", extra={"method": method}, exc_info=error)
+    await context.abort(
+        grpc.StatusCode.INTERNAL,
+        f"{method} failed inside Sluice. Look into the server's log, and report it",
+        (("sluice-error", "internal"),),
+    )
+
+
+def host_of(peer: str) -> str:
+    """The address without its port, of `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000`."""
+    kind, _, rest = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return peer
+    return unquote(rest).rpartition(":")[0].strip("[]")

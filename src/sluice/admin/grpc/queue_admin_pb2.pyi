@@ -1,0 +1,745 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class QueueStats(_message.Message):
+    __slots__ = ("name", "total", "inflight", "dlq", "enqueue_rate", "ack_rate", "active_consumers", "partitions_assigned", "retrying", "deliver_rate", "type", "ordering", "partitions", "max_depth", "bytes", "dlq_name", "is_dead_letters", "enqueued", "acked", "duplicates", "refused", "retried", "dead", "groups", "created_at")
+    class DeadEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    INFLIGHT_FIELD_NUMBER: _ClassVar[int]
+    DLQ_FIELD_NUMBER: _ClassVar[int]
+    ENQUEUE_RATE_FIELD_NUMBER: _ClassVar[int]
+    ACK_RATE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_ASSIGNED_FIELD_NUMBER: _ClassVar[int]
+    RETRYING_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_RATE_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    ORDERING_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DLQ_NAME_FIELD_NUMBER: _ClassVar[int]
+    IS_DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
+    ENQUEUED_FIELD_NUMBER: _ClassVar[int]
+    ACKED_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATES_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    RETRIED_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    total: int
+    inflight: int
+    dlq: int
+    enqueue_rate: float
+    ack_rate: float
+    active_consumers: int
+    partitions_assigned: int
+    retrying: int
+    deliver_rate: float
+    type: str
+    ordering: str
+    partitions: int
+    max_depth: int
+    bytes: int
+    dlq_name: str
+    is_dead_letters: bool
+    enqueued: int
+    acked: int
+    duplicates: int
+    refused: int
+    retried: int
+    dead: _containers.ScalarMap[str, int]
+    groups: int
+    created_at: _timestamp_pb2.Timestamp
+    def __init__(self, name: _Optional[str] = ..., total: _Optional[int] = ..., inflight: _Optional[int] = ..., dlq: _Optional[int] = ..., enqueue_rate: _Optional[float] = ..., ack_rate: _Optional[float] = ..., active_consumers: _Optional[int] = ..., partitions_assigned: _Optional[int] = ..., retrying: _Optional[int] = ..., deliver_rate: _Optional[float] = ..., type: _Optional[str] = ..., ordering: _Optional[str] = ..., partitions: _Optional[int] = ..., max_depth: _Optional[int] = ..., bytes: _Optional[int] = ..., dlq_name: _Optional[str] = ..., is_dead_letters: _Optional[bool] = ..., enqueued: _Optional[int] = ..., acked: _Optional[int] = ..., duplicates: _Optional[int] = ..., refused: _Optional[int] = ..., retried: _Optional[int] = ..., dead: _Optional[_Mapping[str, int]] = ..., groups: _Optional[int] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class Partition(_message.Message):
+    __slots__ = ("number", "first", "next", "messages")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    first: int
+    next: int
+    messages: int
+    def __init__(self, number: _Optional[int] = ..., first: _Optional[int] = ..., next: _Optional[int] = ..., messages: _Optional[int] = ...) -> None: ...
+
+class Queue(_message.Message):
+    __slots__ = ("stats", "config_json", "groups", "partitions")
+    STATS_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    stats: QueueStats
+    config_json: str
+    groups: _containers.RepeatedCompositeFieldContainer[Group]
+    partitions: _containers.RepeatedCompositeFieldContainer[Partition]
+    def __init__(self, stats: _Optional[_Union[QueueStats, _Mapping]] = ..., config_json: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., partitions: _Optional[_Iterable[_Union[Partition, _Mapping]]] = ...) -> None: ...
+
+class QueueConfig(_message.Message):
+    __slots__ = ("config_json",)
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    config_json: str
+    def __init__(self, config_json: _Optional[str] = ...) -> None: ...
+
+class CreateQueueRequest(_message.Message):
+    __slots__ = ("config_json",)
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    config_json: str
+    def __init__(self, config_json: _Optional[str] = ...) -> None: ...
+
+class ListQueuesRequest(_message.Message):
+    __slots__ = ("prefix", "after", "limit")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    prefix: str
+    after: str
+    limit: int
+    def __init__(self, prefix: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListQueuesResponse(_message.Message):
+    __slots__ = ("queues", "next")
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    queues: _containers.RepeatedCompositeFieldContainer[QueueStats]
+    next: str
+    def __init__(self, queues: _Optional[_Iterable[_Union[QueueStats, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
+
+class GetQueueRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class GetQueueStatsRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DeleteQueueRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DeleteQueueResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetConfigRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class UpdateConfigRequest(_message.Message):
+    __slots__ = ("name", "config_json")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    config_json: str
+    def __init__(self, name: _Optional[str] = ..., config_json: _Optional[str] = ...) -> None: ...
+
+class PurgeQueueRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class PurgeQueueResponse(_message.Message):
+    __slots__ = ("purged",)
+    PURGED_FIELD_NUMBER: _ClassVar[int]
+    purged: int
+    def __init__(self, purged: _Optional[int] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("prefix", "queue", "limit")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    prefix: str
+    queue: str
+    limit: int
+    def __init__(self, prefix: _Optional[str] = ..., queue: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class WatchResponse(_message.Message):
+    __slots__ = ("node", "queues", "queue")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    node: Node
+    queues: _containers.RepeatedCompositeFieldContainer[QueueStats]
+    queue: Queue
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[QueueStats, _Mapping]]] = ..., queue: _Optional[_Union[Queue, _Mapping]] = ...) -> None: ...
+
+class Property(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+class Message(_message.Message):
+    __slots__ = ("message_id", "queue", "partition", "sequence", "key", "priority", "payload", "size", "enqueued_at", "expires_at", "deliver_at", "topic", "content_type", "response_topic", "correlation_data", "properties", "headers", "state", "attempt", "consumer")
+    class HeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    ENQUEUED_AT_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    CORRELATION_DATA_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    queue: str
+    partition: int
+    sequence: int
+    key: str
+    priority: int
+    payload: bytes
+    size: int
+    enqueued_at: _timestamp_pb2.Timestamp
+    expires_at: _timestamp_pb2.Timestamp
+    deliver_at: _timestamp_pb2.Timestamp
+    topic: str
+    content_type: str
+    response_topic: str
+    correlation_data: bytes
+    properties: _containers.RepeatedCompositeFieldContainer[Property]
+    headers: _containers.ScalarMap[str, str]
+    state: str
+    attempt: int
+    consumer: str
+    def __init__(self, message_id: _Optional[str] = ..., queue: _Optional[str] = ..., partition: _Optional[int] = ..., sequence: _Optional[int] = ..., key: _Optional[str] = ..., priority: _Optional[int] = ..., payload: _Optional[bytes] = ..., size: _Optional[int] = ..., enqueued_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., deliver_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., topic: _Optional[str] = ..., content_type: _Optional[str] = ..., response_topic: _Optional[str] = ..., correlation_data: _Optional[bytes] = ..., properties: _Optional[_Iterable[_Union[Property, _Mapping]]] = ..., headers: _Optional[_Mapping[str, str]] = ..., state: _Optional[str] = ..., attempt: _Optional[int] = ..., consumer: _Optional[str] = ...) -> None: ...
+
+class PublishRequest(_message.Message):
+    __slots__ = ("queue", "payload", "message_id", "key", "priority", "delay", "deliver_at", "expiry", "content_type", "response_topic", "correlation_data", "properties")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    DELAY_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_FIELD_NUMBER: _ClassVar[int]
+    EXPIRY_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    CORRELATION_DATA_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    payload: bytes
+    message_id: str
+    key: str
+    priority: int
+    delay: _duration_pb2.Duration
+    deliver_at: _timestamp_pb2.Timestamp
+    expiry: _duration_pb2.Duration
+    content_type: str
+    response_topic: str
+    correlation_data: bytes
+    properties: _containers.RepeatedCompositeFieldContainer[Property]
+    def __init__(self, queue: _Optional[str] = ..., payload: _Optional[bytes] = ..., message_id: _Optional[str] = ..., key: _Optional[str] = ..., priority: _Optional[int] = ..., delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., deliver_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expiry: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., content_type: _Optional[str] = ..., response_topic: _Optional[str] = ..., correlation_data: _Optional[bytes] = ..., properties: _Optional[_Iterable[_Union[Property, _Mapping]]] = ...) -> None: ...
+
+class PublishResponse(_message.Message):
+    __slots__ = ("message_id", "queue", "duplicate")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    queue: str
+    duplicate: bool
+    def __init__(self, message_id: _Optional[str] = ..., queue: _Optional[str] = ..., duplicate: _Optional[bool] = ...) -> None: ...
+
+class PeekMessagesRequest(_message.Message):
+    __slots__ = ("queue", "group", "partition", "start", "limit", "payload_bytes")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    group: str
+    partition: int
+    start: int
+    limit: int
+    payload_bytes: int
+    def __init__(self, queue: _Optional[str] = ..., group: _Optional[str] = ..., partition: _Optional[int] = ..., start: _Optional[int] = ..., limit: _Optional[int] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
+
+class PeekMessagesResponse(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[Message]
+    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
+
+class GetMessageRequest(_message.Message):
+    __slots__ = ("queue", "message_id", "payload_bytes")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    message_id: str
+    payload_bytes: int
+    def __init__(self, queue: _Optional[str] = ..., message_id: _Optional[str] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("queue", "message_id")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    message_id: str
+    def __init__(self, queue: _Optional[str] = ..., message_id: _Optional[str] = ...) -> None: ...
+
+class GroupState(_message.Message):
+    __slots__ = ("group", "state", "consumer", "attempt", "failures", "due", "deadline", "why", "do")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    DUE_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    DO_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    state: str
+    consumer: str
+    attempt: int
+    failures: int
+    due: _timestamp_pb2.Timestamp
+    deadline: _timestamp_pb2.Timestamp
+    why: str
+    do: str
+    def __init__(self, group: _Optional[str] = ..., state: _Optional[str] = ..., consumer: _Optional[str] = ..., attempt: _Optional[int] = ..., failures: _Optional[int] = ..., due: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., why: _Optional[str] = ..., do: _Optional[str] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("at", "what", "group", "consumer", "attempt", "detail")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    at: _timestamp_pb2.Timestamp
+    what: str
+    group: str
+    consumer: str
+    attempt: int
+    detail: str
+    def __init__(self, at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., what: _Optional[str] = ..., group: _Optional[str] = ..., consumer: _Optional[str] = ..., attempt: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Biography(_message.Message):
+    __slots__ = ("message_id", "queue", "message", "states", "events", "dead_letters", "summary")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    queue: str
+    message: Message
+    states: _containers.RepeatedCompositeFieldContainer[GroupState]
+    events: _containers.RepeatedCompositeFieldContainer[Event]
+    dead_letters: _containers.RepeatedScalarFieldContainer[str]
+    summary: str
+    def __init__(self, message_id: _Optional[str] = ..., queue: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., states: _Optional[_Iterable[_Union[GroupState, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., dead_letters: _Optional[_Iterable[str]] = ..., summary: _Optional[str] = ...) -> None: ...
+
+class FindMessageRequest(_message.Message):
+    __slots__ = ("message_id",)
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    def __init__(self, message_id: _Optional[str] = ...) -> None: ...
+
+class FindMessageResponse(_message.Message):
+    __slots__ = ("queues",)
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    queues: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, queues: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Ledger(_message.Message):
+    __slots__ = ("enqueued", "waiting", "delivered", "retrying", "acked", "dead", "expired", "purged")
+    ENQUEUED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_FIELD_NUMBER: _ClassVar[int]
+    RETRYING_FIELD_NUMBER: _ClassVar[int]
+    ACKED_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    PURGED_FIELD_NUMBER: _ClassVar[int]
+    enqueued: int
+    waiting: int
+    delivered: int
+    retrying: int
+    acked: int
+    dead: int
+    expired: int
+    purged: int
+    def __init__(self, enqueued: _Optional[int] = ..., waiting: _Optional[int] = ..., delivered: _Optional[int] = ..., retrying: _Optional[int] = ..., acked: _Optional[int] = ..., dead: _Optional[int] = ..., expired: _Optional[int] = ..., purged: _Optional[int] = ...) -> None: ...
+
+class Consumer(_message.Message):
+    __slots__ = ("client", "group", "partitions", "inflight", "prefetch", "priority", "exclusive", "connected", "stalled", "slow", "settled_at")
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    INFLIGHT_FIELD_NUMBER: _ClassVar[int]
+    PREFETCH_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    EXCLUSIVE_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    STALLED_FIELD_NUMBER: _ClassVar[int]
+    SLOW_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_AT_FIELD_NUMBER: _ClassVar[int]
+    client: str
+    group: str
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    inflight: int
+    prefetch: int
+    priority: int
+    exclusive: bool
+    connected: bool
+    stalled: bool
+    slow: bool
+    settled_at: _timestamp_pb2.Timestamp
+    def __init__(self, client: _Optional[str] = ..., group: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., inflight: _Optional[int] = ..., prefetch: _Optional[int] = ..., priority: _Optional[int] = ..., exclusive: _Optional[bool] = ..., connected: _Optional[bool] = ..., stalled: _Optional[bool] = ..., slow: _Optional[bool] = ..., settled_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class Group(_message.Message):
+    __slots__ = ("name", "lag", "ledger", "floors", "oldest_at", "redelivered", "nacked", "consumers")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LAG_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    FLOORS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_AT_FIELD_NUMBER: _ClassVar[int]
+    REDELIVERED_FIELD_NUMBER: _ClassVar[int]
+    NACKED_FIELD_NUMBER: _ClassVar[int]
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    lag: int
+    ledger: Ledger
+    floors: _containers.RepeatedScalarFieldContainer[int]
+    oldest_at: _timestamp_pb2.Timestamp
+    redelivered: int
+    nacked: int
+    consumers: _containers.RepeatedCompositeFieldContainer[Consumer]
+    def __init__(self, name: _Optional[str] = ..., lag: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., floors: _Optional[_Iterable[int]] = ..., oldest_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., redelivered: _Optional[int] = ..., nacked: _Optional[int] = ..., consumers: _Optional[_Iterable[_Union[Consumer, _Mapping]]] = ...) -> None: ...
+
+class ListGroupsRequest(_message.Message):
+    __slots__ = ("queue",)
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    def __init__(self, queue: _Optional[str] = ...) -> None: ...
+
+class ListGroupsResponse(_message.Message):
+    __slots__ = ("groups",)
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[Group]
+    def __init__(self, groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ...) -> None: ...
+
+class GetGroupRequest(_message.Message):
+    __slots__ = ("queue", "group")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    group: str
+    def __init__(self, queue: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
+
+class CreateGroupRequest(_message.Message):
+    __slots__ = ("queue", "group", "start")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    group: str
+    start: str
+    def __init__(self, queue: _Optional[str] = ..., group: _Optional[str] = ..., start: _Optional[str] = ...) -> None: ...
+
+class DeleteGroupRequest(_message.Message):
+    __slots__ = ("queue", "group")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    group: str
+    def __init__(self, queue: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
+
+class DeleteGroupResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SeekGroupRequest(_message.Message):
+    __slots__ = ("queue", "group", "to")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    group: str
+    to: str
+    def __init__(self, queue: _Optional[str] = ..., group: _Optional[str] = ..., to: _Optional[str] = ...) -> None: ...
+
+class ListConsumersRequest(_message.Message):
+    __slots__ = ("queue",)
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    def __init__(self, queue: _Optional[str] = ...) -> None: ...
+
+class ListConsumersResponse(_message.Message):
+    __slots__ = ("consumers",)
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    consumers: _containers.RepeatedCompositeFieldContainer[Consumer]
+    def __init__(self, consumers: _Optional[_Iterable[_Union[Consumer, _Mapping]]] = ...) -> None: ...
+
+class LetterFilter(_message.Message):
+    __slots__ = ("reason", "group", "since", "until", "contains")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    CONTAINS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    group: str
+    since: _timestamp_pb2.Timestamp
+    until: _timestamp_pb2.Timestamp
+    contains: str
+    def __init__(self, reason: _Optional[str] = ..., group: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., contains: _Optional[str] = ...) -> None: ...
+
+class ListDeadLettersRequest(_message.Message):
+    __slots__ = ("queue", "filter", "after", "limit", "payload_bytes")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    filter: LetterFilter
+    after: str
+    limit: int
+    payload_bytes: int
+    def __init__(self, queue: _Optional[str] = ..., filter: _Optional[_Union[LetterFilter, _Mapping]] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
+
+class ListDeadLettersResponse(_message.Message):
+    __slots__ = ("letters", "next")
+    LETTERS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    letters: _containers.RepeatedCompositeFieldContainer[Message]
+    next: str
+    def __init__(self, letters: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
+
+class GetDeadLetterRequest(_message.Message):
+    __slots__ = ("queue", "message_id", "payload_bytes")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    message_id: str
+    payload_bytes: int
+    def __init__(self, queue: _Optional[str] = ..., message_id: _Optional[str] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
+
+class RetryDeadLetterRequest(_message.Message):
+    __slots__ = ("queue", "message_id", "to_all")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    TO_ALL_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    message_id: str
+    to_all: bool
+    def __init__(self, queue: _Optional[str] = ..., message_id: _Optional[str] = ..., to_all: _Optional[bool] = ...) -> None: ...
+
+class RetryDeadLettersRequest(_message.Message):
+    __slots__ = ("queue", "filter", "limit", "to_all")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    TO_ALL_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    filter: LetterFilter
+    limit: int
+    to_all: bool
+    def __init__(self, queue: _Optional[str] = ..., filter: _Optional[_Union[LetterFilter, _Mapping]] = ..., limit: _Optional[int] = ..., to_all: _Optional[bool] = ...) -> None: ...
+
+class Redriven(_message.Message):
+    __slots__ = ("retried", "skipped", "left")
+    RETRIED_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    retried: int
+    skipped: int
+    left: int
+    def __init__(self, retried: _Optional[int] = ..., skipped: _Optional[int] = ..., left: _Optional[int] = ...) -> None: ...
+
+class PurgeDeadLettersRequest(_message.Message):
+    __slots__ = ("queue", "filter")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    filter: LetterFilter
+    def __init__(self, queue: _Optional[str] = ..., filter: _Optional[_Union[LetterFilter, _Mapping]] = ...) -> None: ...
+
+class PurgeDeadLettersResponse(_message.Message):
+    __slots__ = ("purged",)
+    PURGED_FIELD_NUMBER: _ClassVar[int]
+    purged: int
+    def __init__(self, purged: _Optional[int] = ...) -> None: ...
+
+class DeleteDeadLetterRequest(_message.Message):
+    __slots__ = ("queue", "message_id")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    message_id: str
+    def __init__(self, queue: _Optional[str] = ..., message_id: _Optional[str] = ...) -> None: ...
+
+class DeleteDeadLetterResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DiagnoseRequest(_message.Message):
+    __slots__ = ("queue", "group")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    group: str
+    def __init__(self, queue: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
+
+class Finding(_message.Message):
+    __slots__ = ("code", "what", "do", "is_fault")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    DO_FIELD_NUMBER: _ClassVar[int]
+    IS_FAULT_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    what: str
+    do: str
+    is_fault: bool
+    def __init__(self, code: _Optional[str] = ..., what: _Optional[str] = ..., do: _Optional[str] = ..., is_fault: _Optional[bool] = ...) -> None: ...
+
+class Diagnosis(_message.Message):
+    __slots__ = ("queue", "healthy", "findings")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    HEALTHY_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    healthy: bool
+    findings: _containers.RepeatedCompositeFieldContainer[Finding]
+    def __init__(self, queue: _Optional[str] = ..., healthy: _Optional[bool] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ...) -> None: ...
+
+class VerifyRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class VerifyResponse(_message.Message):
+    __slots__ = ("faults",)
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    faults: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, faults: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GetNodeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListNodesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListNodesResponse(_message.Message):
+    __slots__ = ("nodes",)
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[Node]
+    def __init__(self, nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ...) -> None: ...
+
+class Node(_message.Message):
+    __slots__ = ("name", "version", "build", "store", "started_at", "now", "connections", "sessions", "subscriptions", "retained", "queues", "messages", "bytes_received", "bytes_sent", "packets_received", "packets_sent", "publishes_received", "publishes_sent", "publishes_dropped", "stopping")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BUILD_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    RETAINED_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    PACKETS_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    PACKETS_SENT_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHES_SENT_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHES_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    STOPPING_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    build: str
+    store: str
+    started_at: _timestamp_pb2.Timestamp
+    now: _timestamp_pb2.Timestamp
+    connections: int
+    sessions: int
+    subscriptions: int
+    retained: int
+    queues: int
+    messages: int
+    bytes_received: int
+    bytes_sent: int
+    packets_received: int
+    packets_sent: int
+    publishes_received: int
+    publishes_sent: int
+    publishes_dropped: int
+    stopping: bool
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., build: _Optional[str] = ..., store: _Optional[str] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., now: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., connections: _Optional[int] = ..., sessions: _Optional[int] = ..., subscriptions: _Optional[int] = ..., retained: _Optional[int] = ..., queues: _Optional[int] = ..., messages: _Optional[int] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., packets_received: _Optional[int] = ..., packets_sent: _Optional[int] = ..., publishes_received: _Optional[int] = ..., publishes_sent: _Optional[int] = ..., publishes_dropped: _Optional[int] = ..., stopping: _Optional[bool] = ...) -> None: ...
+
+class WhoAmIRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Identity(_message.Message):
+    __slots__ = ("name", "role", "anonymous")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ANONYMOUS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: str
+    anonymous: bool
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., anonymous: _Optional[bool] = ...) -> None: ...

@@ -1,0 +1,134 @@
+"""The gRPC server: `QueueAdmin`, health and reflection on one port of the admin thread's loop.
+
+It needs no guard against web pages, as REST does: a browser cannot speak HTTP/2 without TLS, and with it asks for leave
+(CORS) before it sends `application/grpc` anywhere, which nobody here gives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass, field
+from typing import Final
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from sluice.access.identity import Keyring
+from sluice.admin.desk import Desk
+from sluice.admin.grpc.calls import QueueAdmin
+from sluice.admin.grpc.gate import SERVICE, Gate
+from sluice.admin.grpc.queue_admin_pb2_grpc import add_QueueAdminServicer_to_server
+from sluice.broker.listener import ListenerError
+from sluice.errors import ConfigError
+from sluice.notation import Address
+
+REQUEST_BYTES: Final = 16 << 20  # a publish with its properties; what a queue takes is for the queue to say
+ANSWER_BYTES: Final = 64 << 20
+CALLS_AT_ONCE: Final = 1000  # beyond these, callers hear RESOURCE_EXHAUSTED
+
+OPTIONS: Final = (
+    ("grpc.max_send_message_length", ANSWER_BYTES),
+    # gRPC shares a port between processes unless told otherwise: a second server would take half of the calls.
+    ("grpc.so_reuseport", 0),
+    # A client may ask for signs of life this often before it is told to calm down.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+@dataclass(frozen=True)
+class GrpcTls:
+    """PEM, as read from files. With `client_ca` a client must show a certificate that it signed."""
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+    client_ca: bytes | None = None
+
+
+class GrpcServer:
+    """A server that is open. `address` tells the port that was taken for 0."""
+
+    def __init__(
+        self,
+        server: grpc.aio.Server,
+        address: Address,
+        health: health.aio.HealthServicer,
+        closing: asyncio.Event,
+    ) -> None:
+        self._server = server
+        self._health = health
+        self._closing = closing
+        self.address = address
+
+    async def stop(self, grace: float) -> None:
+        """No new calls; those under way have `grace` seconds, and who watches is told at once."""
+        await self._health.enter_graceful_shutdown()
+        self._closing.set()
+        await self._server.stop(grace)
+
+
+async def serve_grpc(
+    desk: Desk,
+    keyring: Keyring,
+    host: str,
+    port: int,
+    tls: GrpcTls | None = None,
+    *,
+    max_request: int = REQUEST_BYTES,
+    queues_enabled: bool = True,
+) -> GrpcServer:
+    """Open the door on the running loop. A port that is taken is refused with a `ListenerError`."""
+    server = grpc.aio.server(
+        interceptors=(Gate(keyring, queues_enabled),),
+        options=(*OPTIONS, ("grpc.max_receive_message_length", max_request)),
+        maximum_concurrent_rpcs=CALLS_AT_ONCE,
+    )
+    closing = asyncio.Event()
+    add_QueueAdminServicer_to_server(QueueAdmin(desk, closing), server)  # type: ignore[no-untyped-call]
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    _try_port(host, port)
+    taken = _bind(server, Address(host, port), tls)
+    await server.start()
+    for service in ("", SERVICE):
+        await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
+    return GrpcServer(server, Address(host, taken), checks, closing)
+
+
+def _bind(server: grpc.aio.Server, address: Address, tls: GrpcTls | None) -> int:
+    try:
+        if tls is None:
+            taken: int = server.add_insecure_port(str(address))
+        else:
+            taken = server.add_secure_port(str(address), _credentials(tls))
+    except RuntimeError:
+        taken = 0
+    if taken:
+        return taken
+    if tls is not None:
+        raise ConfigError(
+            "the grpc listener cannot use the TLS files",
+            "Give PEM files: a certificate chain, its private key without a pass phrase, and CA certificates",
+        )
+    raise ListenerError("grpc", address.host, address.port, OSError("the port cannot be bound"))
+
+
+def _try_port(host: str, port: int) -> None:
+    """Refuse a port that is taken, with the system's own reason: gRPC does not tell, and writes to stderr."""
+    try:
+        for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as one:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                one.bind(where)
+    except OSError as fault:
+        raise ListenerError("grpc", host, port, fault) from fault
+
+
+def _credentials(tls: GrpcTls) -> grpc.ServerCredentials:
+    return grpc.ssl_server_credentials(
+        [(tls.key, tls.certificate)], tls.client_ca, require_client_auth=tls.client_ca is not None
+    )

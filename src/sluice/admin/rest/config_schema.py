@@ -1,0 +1,107 @@
+"""A queue's configuration as JSON Schema, made from the model that reads it: keys, ranges, defaults.
+
+The model checks with functions of our own, which pydantic cannot describe; here they are put into words of the schema.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, WithJsonSchema
+from pydantic.fields import FieldInfo
+
+from sluice.admin.rest.values import DURATION_PATTERN
+from sluice.notation import parse_duration, show_duration
+from sluice.queues.config import QueueConfig
+
+NAME: dict[str, Any] = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": 1024,
+    "pattern": "^[^+#$/]+(/[^+#$/]+)*$",
+    "examples": ["tasks/image"],
+}
+BINDING: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string", "minLength": 1, "examples": ["sensors/+/temp"]},
+        {
+            "type": "object",
+            "properties": {
+                "topic": {"type": "string", "minLength": 1},
+                "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+            },
+            "required": ["topic"],
+            "additionalProperties": False,
+        },
+    ]
+}
+
+
+def schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    keys = {
+        name.removesuffix("_"): _field(name.removesuffix("_"), field)
+        for name, field in model.model_fields.items()
+    }
+    return {"type": "object", "properties": keys, "additionalProperties": False}
+
+
+def _field(key: str, field: FieldInfo) -> dict[str, Any]:
+    kind = field.annotation
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return schema_of(kind)
+    found = _kind(key, field)
+    if not field.is_required() and field.default not in (None, []):
+        found["default"] = show_duration(field.default) if _is_duration(field) else field.default
+    return found
+
+
+def _kind(key: str, field: FieldInfo) -> dict[str, Any]:
+    kind = field.annotation
+    between = _range(field)
+    if _is_duration(field):
+        return {
+            "anyOf": [{"type": "string", "pattern": DURATION_PATTERN}, {"const": 0}],
+            "description": f"{between}",
+        }
+    if between is not None:
+        found: dict[str, Any] = {"type": "integer" if kind is int else "number", "minimum": between.low}
+        return found if between.high == inf else {**found, "maximum": between.high}
+    if get_origin(kind) is Literal:
+        return {"enum": list(get_args(kind))}
+    if kind is bool:
+        return {"type": "boolean"}
+    if key == "bindings":
+        return {"type": "array", "items": BINDING}
+    if key == "alert_webhook":
+        return {"type": ["string", "null"], "pattern": "^https?://"}
+    if key == "schema":
+        return {"type": ["object", "null"], "description": "A JSON Schema for payloads"}
+    return dict(NAME) if key == "name" else {**NAME, "type": ["string", "null"]}
+
+
+def _range(field: FieldInfo) -> Any:
+    """The closed range that a check of the field keeps to; it has `low` and `high`, and can say itself."""
+    checks = [check.func for check in field.metadata if isinstance(check, AfterValidator)]
+    return next((check for check in checks if hasattr(check, "low") and hasattr(check, "high")), None)
+
+
+def _is_duration(field: FieldInfo) -> bool:
+    return any(
+        isinstance(check, BeforeValidator) and check.func is parse_duration for check in field.metadata
+    )
+
+
+_SCHEMA = schema_of(QueueConfig)
+
+CONFIG = WithJsonSchema(
+    {
+        **_SCHEMA,
+        "required": ["name"],
+        "examples": [{"name": "tasks/image", "partitions": 4, "retry_policy": {"max_retries": 3}}],
+    }
+)
+_CHANGEABLE = {key: value for key, value in _SCHEMA["properties"].items() if key != "name"}
+CHANGES = WithJsonSchema(
+    {**_SCHEMA, "properties": _CHANGEABLE, "examples": [{"performance": {"delivery_timeout": "5m"}}]}
+)

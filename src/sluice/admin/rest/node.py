@@ -1,0 +1,88 @@
+"""Routes about the server itself: what it is, whether it is well, its metrics, and who is asking."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from sluice.access.identity import Role, require
+from sluice.admin.exposition import exposition
+from sluice.admin.rest.asking import ask, caller, queues_are_on, show, show_all
+from sluice.admin.rest.models import NODES, Caller, Node, Pulse, Readiness
+from sluice.admin.rest.refusals import MEANING, Refusal, Stopping, answers
+from sluice.admin.service import AdminService
+from sluice.errors import StoreFailed
+
+router = APIRouter(tags=["node"])
+
+PULSE_SECONDS: Final = 2.0  # a loop that has not answered by then is not well
+VERIFY_SECONDS: Final = 300.0
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@router.get("/api/v1/node", response_model=Node, responses=answers())
+async def show_node(request: Request) -> Response:
+    """This server: version, store, connections, packets."""
+    return show(Node, await ask(request, lambda service: service.node()))
+
+
+@router.get("/api/v1/nodes", response_model=list[Node], responses=answers())
+async def list_nodes(request: Request) -> Response:
+    """Every server of the cluster that this one knows."""
+    return show_all(NODES, await ask(request, lambda service: service.nodes()))
+
+
+@router.get("/api/v1/whoami", response_model=Caller, responses=answers())
+async def whoami(request: Request) -> Caller:
+    """Who the server takes you for, and what you may do."""
+    identity = caller(request)
+    return Caller(name=identity.name, role=identity.role.word, anonymous=identity.anonymous)  # type: ignore[arg-type]
+
+
+@router.get(
+    "/api/v1/verify", response_model=list[str], responses=answers(409), dependencies=[Depends(queues_are_on)]
+)
+async def verify(request: Request) -> list[str]:
+    """Count the books of every queue again, message by message; whatever does not add up, or nothing."""
+    return await ask(request, lambda service: service.verify(), VERIFY_SECONDS)
+
+
+@router.get(
+    "/healthz", response_model=Pulse, responses={503: {"model": Refusal, "description": MEANING[503]}}
+)
+async def health(request: Request) -> Pulse:
+    """Whether the process lives: the broker's loop answers within 2 seconds. Needs no token."""
+    began = time.monotonic()
+    await ask(request, _nothing, PULSE_SECONDS)
+    return Pulse(status="ok", loop_ms=round((time.monotonic() - began) * 1000.0, 3))
+
+
+@router.get(
+    "/readyz", response_model=Readiness, responses={503: {"model": Refusal, "description": MEANING[503]}}
+)
+async def readiness(request: Request) -> Readiness:
+    """Whether it takes work: the store is open, and it is not stopping. Needs no token."""
+    fault: str = request.app.state.store_fault()
+    if fault:
+        raise StoreFailed(fault)
+    node = await ask(request, lambda service: service.node(), PULSE_SECONDS)
+    if node.stopping:
+        raise Stopping
+    return Readiness(status="ready", store=node.store)
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}, "description": "Prometheus text format"}, **answers()},
+)
+async def metrics(request: Request) -> Response:
+    """Figures for Prometheus, collected when they are asked for."""
+    require(caller(request), Role.VIEWER, "read metrics")
+    return Response(await exposition(request.app.state.desk), media_type=METRICS_TYPE)
+
+
+async def _nothing(service: AdminService) -> None:
+    """The shortest question: that it is answered at all is the answer."""

@@ -1,0 +1,257 @@
+"""How the REST door says no: one table from kinds of errors to statuses, one shape for every refusal.
+
+    {"error": "unknown_queue", "message": "there is no queue 'tasks'", "do": "Publish or subscribe to it once, ..."}
+
+`error` is for programs (the kind, in snake case), `message` and `do` for people. What the table does not know is a
+fault of ours: 500, with the traceback in the log and nothing of it in the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+from sluice.errors import (
+    ConfigError,
+    InvalidPayload,
+    InvalidQueueConfig,
+    InvalidQueueName,
+    MessageTooLarge,
+    NotAllowed,
+    NotAuthenticated,
+    QueueError,
+    SluiceError,
+    StoreError,
+    UnknownDelivery,
+    UnknownGroup,
+    UnknownMessage,
+    UnknownQueue,
+)
+
+
+class InvalidRequest(SluiceError):
+    """A path, query or body that cannot be read."""
+
+
+class NoSuchPage(SluiceError):
+    def __init__(self, path: str) -> None:
+        super().__init__(f"there is nothing at {path}", "See /docs for what there is")
+
+
+class WrongMethod(SluiceError):
+    def __init__(self, method: str, path: str) -> None:
+        super().__init__(f"{method} is not offered at {path}", "See /docs; the header Allow names what is")
+
+
+class BodyTooLarge(SluiceError):
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"the body is larger than the {limit} bytes taken here",
+            "Send less, or raise mqtt.max_packet_size on the server",
+        )
+
+
+class BodyTooSlow(SluiceError):
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the body was not there after {seconds:.0f} seconds", "Send it again")
+
+
+class NotJson(SluiceError):
+    def __init__(self, given: str) -> None:
+        super().__init__(
+            f"the body is {given or 'of no named type'}, and this door reads JSON",
+            "Send it with Content-Type: application/json (curl --json does)",
+        )
+
+
+class ForeignOrigin(SluiceError):
+    def __init__(self, origin: str) -> None:
+        super().__init__(
+            f"a page of {origin} wants to change something here",
+            "Pages of other sites may not. A proxy in front must pass on the Host header that the browser sent",
+        )
+
+
+class ForeignHost(SluiceError):
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"this door is not called {host}",
+            "Use the address (such as 127.0.0.1) or localhost, or set up users or tokens and send one",
+        )
+
+
+class QueuesDisabled(SluiceError):
+    def __init__(self) -> None:
+        super().__init__(
+            "queues are switched off on this server", "Set queues.enabled = true and start it again"
+        )
+
+
+class Busy(SluiceError):
+    """Too much at once, or the broker's loop did not answer in time."""
+
+
+class Stopping(SluiceError):
+    def __init__(self) -> None:
+        super().__init__("the server is stopping", "Try again when it is back")
+
+
+# The first kind that fits counts.
+STATUS: Final[tuple[tuple[type[SluiceError], int], ...]] = (
+    (InvalidRequest, 400),
+    (InvalidQueueName, 400),
+    (InvalidQueueConfig, 400),
+    (InvalidPayload, 400),
+    (ConfigError, 400),
+    (NotAuthenticated, 401),
+    (NotAllowed, 403),
+    (ForeignOrigin, 403),
+    (ForeignHost, 403),
+    (NoSuchPage, 404),
+    (UnknownQueue, 404),
+    (UnknownGroup, 404),
+    (UnknownMessage, 404),
+    (UnknownDelivery, 404),
+    (WrongMethod, 405),
+    (BodyTooSlow, 408),
+    (BodyTooLarge, 413),
+    (MessageTooLarge, 413),
+    (NotJson, 415),
+    (StoreError, 503),
+    (Busy, 503),
+    (Stopping, 503),
+    (QueuesDisabled, 409),
+    (QueueError, 409),  # it exists already, it is full, somebody works with it
+    (SluiceError, 400),
+)
+
+# What each status means, for the documentation.
+MEANING: Final = {
+    400: "Something in the request cannot be used; `message` names it and what is allowed",
+    401: "Nobody has said who is asking, or it does not hold",
+    403: "The role does not allow it, or a page of another site asks",
+    404: "There is no such queue, group or message",
+    405: "Another method is meant",
+    408: "The body did not arrive in time",
+    409: "It does not go together with what is there: it exists, it is full, it is in use, or queues are off",
+    413: "The body or the message is too large",
+    415: "The body is not JSON",
+    503: "The server is stopping, too busy, or its store has failed",
+}
+
+USUAL_CURE: Final = "See /docs for what is allowed"
+
+
+class Refusal(BaseModel):
+    """Every refusal looks like this."""
+
+    error: str = Field(description="The kind, for programs", examples=["unknown_queue"])
+    message: str = Field(description="What happened", examples=["there is no queue 'tasks'"])
+    do: str = Field(
+        description="What to do about it", examples=["Publish or subscribe to it once, or create it"]
+    )
+
+
+def answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The refusals that an operation documents, besides those that any may give."""
+    return {
+        status: {"model": Refusal, "description": MEANING[status]}
+        for status in sorted({400, 401, 403, 503, *statuses})
+    }
+
+
+def status_of(refusal: SluiceError) -> int:
+    return next(status for kind, status in STATUS if isinstance(refusal, kind))
+
+
+def code_of(refusal: SluiceError) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(refusal).__name__).lower()
+
+
+def answer_refusal(refusal: SluiceError) -> Response:
+    status = status_of(refusal)
+    headers = {"Cache-Control": "no-store"}
+    if status == 401:
+        headers["WWW-Authenticate"] = 'Bearer realm="sluice"'
+    if status == 503:
+        headers["Retry-After"] = "1"
+    # ASCII throughout: a message may quote what a caller sent, and that need not be text.
+    body = json.dumps({"error": code_of(refusal), "message": refusal.what, "do": refusal.do or USUAL_CURE})
+    return Response(body, status, headers, "application/json")
+
+
+def invalid_request(errors: list[Any]) -> InvalidRequest:
+    """Every fault that was found, each with its key and what is allowed."""
+    return InvalidRequest("; ".join(_problem(error) for error in errors))
+
+
+def _problem(error: dict[str, Any]) -> str:
+    where, *path = error["loc"]
+    key = ".".join(str(part) for part in path)
+    words = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    if error["type"] == "json_invalid":
+        return f"the body is not JSON: {error.get('ctx', {}).get('error', '')} at character {key}"
+    if error["type"] == "extra_forbidden":
+        return f"{key} is not a {'parameter' if where == 'query' else 'key'} here"
+    if error["type"] == "missing":
+        return f"{key} is missing" if key else "the body is missing"
+    return f"{key or 'the body'} {words[:1].lower()}{words[1:]}"
+
+
+def methods_at(app: FastAPI, path: str) -> list[str]:
+    """What is offered at a path, by the description of the door: the router itself only names the first it meets."""
+    fitting = [
+        (template.count("{"), template)
+        for template in app.openapi()["paths"]
+        if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path)
+    ]
+    return (
+        sorted(method.upper() for method in app.openapi()["paths"][min(fitting)[1]]) if fitting else ["GET"]
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Every way in which an answer can fail, in the one shape."""
+
+    async def refused(request: Request, fault: Exception) -> Response:
+        assert isinstance(fault, SluiceError)
+        return answer_refusal(fault)
+
+    async def unreadable(request: Request, fault: Exception) -> Response:
+        assert isinstance(fault, RequestValidationError)
+        return answer_refusal(invalid_request(list(fault.errors())))
+
+    async def misdirected(request: Request, fault: Exception) -> Response:
+        assert isinstance(fault, HTTPException)
+        path = request.url.path
+        if fault.status_code == 404:
+            return answer_refusal(NoSuchPage(path))
+        if fault.status_code == 405:
+            answer = answer_refusal(WrongMethod(request.method, path))
+            answer.headers["Allow"] = ", ".join(methods_at(app, request.scope["path"]))
+            return answer
+        return answer_refusal(InvalidRequest(str(fault.detail) or HTTPStatus(fault.status_code).phrase))
+
+    async def nested(request: Request, fault: Exception) -> Response:
+        return answer_refusal(InvalidRequest("the body is nested too deeply"))
+
+    async def failed(request: Request, fault: Exception) -> Response:
+        body = {
+            "error": "fault",
+            "message": "the server has made a mistake",
+            "do": "Its log has the traceback; please report it",
+        }
+        return Response(json.dumps(body), 500, {"Cache-Control": "no-store"}, "application/json")
+
+    app.add_exception_handler(SluiceError, refused)
+    app.add_exception_handler(RequestValidationError, unreadable)
+    app.add_exception_handler(HTTPException, misdirected)
+    app.add_exception_handler(RecursionError, nested)
+    app.add_exception_handler(Exception, failed)

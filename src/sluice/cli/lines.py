@@ -1,0 +1,47 @@
+"""Lines of a pipe, a terminal or a file as they come, without keeping the loop from its other work.
+
+`tail -f log | sluice publish logs` may be silent for an hour: the connection must live meanwhile, and Ctrl-C must end
+it. A thread that waits in a read can be neither asked nor ended, so the loop itself waits for what can be waited for; a
+plain file never lets anybody wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from typing import BinaryIO, Final
+
+CHUNK_BYTES: Final = 65_536
+
+
+async def read_lines(source: BinaryIO) -> AsyncIterator[list[bytes]]:
+    """What has come, line by line, without the ends of the lines; the last line need not have one. Closes `source`."""
+    rest = b""
+    with source:
+        while data := await _read(source):
+            lines = (rest + data).split(b"\n")
+            rest = lines.pop()
+            if lines:
+                yield [line.removesuffix(b"\r") for line in lines]
+    if rest:
+        yield [rest.removesuffix(b"\r")]
+
+
+async def _read(source: BinaryIO) -> bytes:
+    try:
+        descriptor = source.fileno()
+        await _readable(descriptor)
+    except (OSError, ValueError):  # a plain file, /dev/null, or no file at all
+        return source.read(CHUNK_BYTES)
+    return os.read(descriptor, CHUNK_BYTES)
+
+
+async def _readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(descriptor, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(descriptor)

@@ -1,0 +1,98 @@
+"""A command that asks a running broker: its own arguments, and those that say where the broker is.
+
+`@command(app, "peek")` registers a function whose first parameter is a `Visit`. The options of `options.COMMON` are
+added behind its own, so that every command has them, spelled and explained alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, get_type_hints
+
+import typer
+
+from sluice.cli.api import Api
+from sluice.cli.failures import guarded
+from sluice.cli.options import COMMON, Where, find_broker
+from sluice.cli.output import Output
+
+P = ParamSpec("P")
+
+
+class Visit:
+    """One command under way: whom it asks, and where its answer goes."""
+
+    def __init__(self, where: Where, as_json: bool) -> None:
+        self.where = where
+        self.out = Output(as_json)
+        self.now = time.time()
+        self._api: Api | None = None
+
+    @property
+    def api(self) -> Api:
+        """Made when first asked: `verify --data` and `consume` need none."""
+        if self._api is None:
+            self._api = Api(self.where)
+        return self._api
+
+    @property
+    def as_json(self) -> bool:
+        return self.out.as_json
+
+    def answered(self, value: object) -> bool:
+        """With --json the answer is the value as it came; whether that was wanted."""
+        if self.out.as_json:
+            self.out.data(value)
+        return self.out.as_json
+
+    def close(self) -> None:
+        if self._api is not None:
+            self._api.close()
+
+
+def command(
+    app: typer.Typer, name: str, **more: Any
+) -> Callable[[Callable[Concatenate[Visit, P], None]], Callable[Concatenate[Visit, P], None]]:
+    def register(function: Callable[Concatenate[Visit, P], None]) -> Callable[Concatenate[Visit, P], None]:
+        @functools.wraps(function)
+        def run(**given: Any) -> None:
+            common = {key: given.pop(key) for key in COMMON}
+            with guarded("the broker"):
+                visit = _visit(**common)
+                try:
+                    function(visit, **given)  # type: ignore[call-arg]
+                finally:
+                    visit.close()
+
+        described = _parameters(function)
+        run.__signature__ = inspect.Signature(described)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in described}
+        app.command(name, **more)(run)
+        return function
+
+    return register
+
+
+def _visit(url: str | None, token: str | None, token_file: Path | None, ca: Path | None, json: bool) -> Visit:
+    return Visit(find_broker(url, token, token_file, ca), json)
+
+
+def _parameters(function: Callable[..., None]) -> list[inspect.Parameter]:
+    """The function's own, without its visit, then the common ones."""
+    hints = get_type_hints(function, include_extras=True)
+    own = list(inspect.signature(function).parameters.values())[1:]
+    described = [
+        inspect.Parameter(
+            one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=hints[one.name]
+        )
+        for one in own
+    ]
+    for name, (kind, default) in COMMON.items():
+        described.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        )
+    return described

@@ -1,0 +1,63 @@
+"""All commands in one place: which there are, and under which name.
+
+Commands that belong together are a module beside this one. They reach the broker through the doors that anybody may
+use, REST and MQTT, so that what the command line can do, a script of one's own can do as well. `serve` starts it, and
+those of `access` work on its files.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from sluice import __version__
+from sluice.cli import access, consume, diagnosis, dlq, groups, messages, nodes, publish, queues, top
+from sluice.cli.serving import build, serve
+
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 refused or failed, 2 wrong command, 3 not found, 4 not reachable, "
+    "5 doctor or verify found something wrong."
+)
+
+# Rich tracebacks print local variables, and with them passwords.
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    app(prog_name="sluice")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"sluice {__version__} ({build()})")
+        raise typer.Exit
+
+
+@app.callback()
+def sluice(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Say which build this is."),
+    ] = False,
+) -> None:
+    """An MQTT broker with durable queues."""
+
+
+# In the order of `sluice --help`.
+app.command(rich_help_panel="Broker")(serve)
+_PARTS: Final = (
+    ("Queues and groups", (queues, groups)),
+    ("Messages", (publish, consume, messages, dlq)),
+    ("What is going on", (diagnosis, top, nodes)),
+    ("Who may come in", (access,)),
+)
+for _panel, _modules in _PARTS:
+    for _module in _modules:
+        _module.add_to(app, _panel)

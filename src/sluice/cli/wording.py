@@ -1,0 +1,128 @@
+"""Numbers, times and texts as people read them. Pure functions; what is shown in JSON never passes here.
+
+Times are UTC, like those of the log. What a peer chose (payloads, client ids, keys) is written with its control
+characters as escapes, so that a message cannot steer the terminal of whoever looks at it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+# Also what changes the direction of writing, and what cannot be seen at all: a name must look like what it is.
+_CONTROL: Final = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_UNITS: Final = ("KiB", "MiB", "GiB", "TiB")
+
+
+def visible(text: str, lines: bool = False) -> str:
+    """`text` with control characters as escapes; `lines` keeps newlines and tabs."""
+
+    def escape(found: re.Match[str]) -> str:
+        sign = found[0]
+        if sign in "\n\t\r":
+            return sign if lines and sign != "\r" else {"\n": "\\n", "\t": "\\t", "\r": "\\r"}[sign]
+        return f"\\x{ord(sign):02x}" if ord(sign) < 256 else f"\\u{ord(sign):04x}"
+
+    return _CONTROL.sub(escape, text)
+
+
+def count(number: int) -> str:
+    return f"{number:,}"
+
+
+def plural(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def size(number: int) -> str:
+    if number < 1024:
+        return f"{number} B"
+    amount, step = number / 1024, 0
+    while amount >= 999.5 and step < len(_UNITS) - 1:
+        amount, step = amount / 1024, step + 1
+    return f"{amount:.1f} {_UNITS[step]}" if amount < 100 else f"{amount:.0f} {_UNITS[step]}"
+
+
+def rate(per_second: float) -> str:
+    """Without "/s": the head of the column has it."""
+    if per_second < 0.05:
+        return "0"
+    return f"{per_second:.1f}" if per_second < 10 else f"{per_second:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Two units at most, the way people say it: 350ms, 4.2s, 3m 20s, 2h 5m, 3d 4h."""
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    if seconds < 10:
+        return f"{seconds:.1f}".removesuffix(".0") + "s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    for large, small, unit, part in ((86400, 3600, "d", "h"), (3600, 60, "h", "m"), (60, 1, "m", "s")):
+        if whole >= large:
+            rest = whole % large // small
+            return f"{whole // large}{unit}" + (f" {rest}{part}" if rest else "")
+    return f"{whole}s"
+
+
+def read_time(text: str | None) -> float:
+    """Seconds since 1970 of a time in an answer; 0.0 for never."""
+    return datetime.fromisoformat(text).timestamp() if text else 0.0
+
+
+def clock(text: str | None, today: float) -> str:
+    """The time of day, and the date when it is not today's."""
+    if not text:
+        return ""
+    moment = datetime.fromisoformat(text).astimezone(UTC)
+    told = moment.isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
+    date, _, time = told.partition(" ")
+    return time if date == datetime.fromtimestamp(today, UTC).date().isoformat() else f"{date} {time}"
+
+
+def ago(text: str | None, now: float) -> str:
+    """How long since; of a time to come, how long until. Clocks of two machines differ: around now is now."""
+    if not text:
+        return "never"
+    passed = now - read_time(text)
+    if abs(passed) < 0.5:
+        return "now"
+    return f"{duration(passed)} ago" if passed > 0 else f"in {duration(-passed)}"
+
+
+def runs(numbers: Sequence[int]) -> str:
+    """0, 1, 2, 5 as "0-2, 5"."""
+    told: list[str] = []
+    start = previous = None
+    for number in [*sorted(numbers), None]:
+        if start is not None and previous is not None and number != previous + 1:
+            told.append(f"{start}" if start == previous else f"{start}-{previous}")
+            start = number
+        elif start is None:
+            start = number
+        previous = number
+    return ", ".join(told)
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The last `width` values as bars, lowest for zero; the highest is the largest of those shown."""
+    shown = list(values)[-width:]
+    top = max(shown, default=0.0)
+    bars = "".join(_BARS[min(7, int(value / top * 7.999))] if top > 0 else _BARS[0] for value in shown)
+    return bars.rjust(width)
+
+
+def one_line(text: str | None, size_in_bytes: int, limit: int) -> str:
+    """A payload for one row of a table; None is one that is not text."""
+    if text is None:
+        return f"({size(size_in_bytes)}, not text)"
+    shown = visible(text[: limit + 1])
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"

@@ -1,0 +1,82 @@
+"""Files of users, rules and keys for a test, and a broker without sockets that goes by them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import jwt
+
+from sluice.access.files import Watched
+from sluice.access.gate import Gate
+from sluice.access.identity import Role
+from sluice.access.passwords import Passwords
+from sluice.access.rules import read_rules
+from sluice.access.users import User, read_users, with_password, write_users
+from tests.mqtt_queues.kit import QueueHouse
+
+SECRET = "a secret that is known to both sides of it"
+PASSWORD = "correct horse battery staple"
+_HASHES: dict[str, str] = {}
+
+
+def make_user(name: str, password: str = PASSWORD, role: Role | None = None, disabled: bool = False) -> User:
+    """Hashing takes time, so the same password is hashed once."""
+    if password not in _HASHES:
+        _HASHES[password] = with_password(User(name, ""), password).hash
+    return User(name, _HASHES[password], role, disabled)
+
+
+def users_file(folder: Path, *users: User) -> Path:
+    path = folder / "users.toml"
+    write_users(path, {user.name: user for user in users})
+    return path
+
+
+def rules_file(folder: Path, text: str) -> Path:
+    path = folder / "rules.toml"
+    path.write_text(text)
+    return path
+
+
+def touch_later(path: Path) -> None:
+    """Make sure that the file looks changed, however coarse the clock of the file system is."""
+    now = time.time_ns() + 1_000_000_000
+    os.utime(path, ns=(now, now))
+
+
+def token_of(secret: str = SECRET, algorithm: str = "HS256", **claims: Any) -> str:
+    return jwt.encode({"exp": time.time() + 600, **claims}, secret, algorithm)
+
+
+class GuardedHouse(QueueHouse):
+    """A broker with queues whose clients are held to rules. Passwords are checked on the spot."""
+
+    def __init__(self, folder: Path, rules: str | None, *users: User, anonymous: bool = True) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.users_path = users_file(folder, *users)
+        self.rules_path = rules_file(folder, rules) if rules is not None else None
+        self.passwords = Passwords(Watched(self.users_path, read_users, self.clock)) if users else None
+        watched = Watched(self.rules_path, read_rules, self.clock) if self.rules_path is not None else None
+        self.gate = Gate(anonymous, self.passwords, rules=watched)
+        self.broker.access = self.gate
+        self.gate._broker = self.broker
+
+    def clock(self) -> float:
+        return self.now
+
+    def change_rules(self, text: str) -> None:
+        assert self.rules_path is not None
+        self.rules_path.write_text(text)
+        touch_later(self.rules_path)
+        self.gate.look()
+        self.loop.settle()
+
+    def change_users(self, *users: User) -> None:
+        write_users(self.users_path, {user.name: user for user in users})
+        touch_later(self.users_path)
+        self.gate.look()
+        self.loop.settle()

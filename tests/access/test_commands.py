@@ -1,0 +1,99 @@
+"""`sluice user`, `sluice token` and `sluice rules check`, as they are typed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sluice.access.users import load_users, verify
+from tests.brokers import same_build
+
+PASSWORD = "correct horse battery staple"
+
+
+class Shell:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, *words: str, typed: str = "", code: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "sluice", *words],
+            cwd=self.folder,
+            env=same_build(),
+            input=typed,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path)
+
+
+def test_users_are_added_changed_and_removed(shell: Shell) -> None:
+    path = shell.folder / "users.toml"
+    shell("user", "add", "ann", "--role", "admin", "--password-stdin", typed=f"{PASSWORD}\n")
+    shell("user", "add", "bob", typed=f"{PASSWORD}\n")
+    assert "already" in shell("user", "add", "ann", typed=f"{PASSWORD}\n", code=1)
+    assert "fewer than 8" in shell("user", "add", "cat", typed="short\n", code=2)
+    assert "colon" in shell("user", "add", "a:b", typed=f"{PASSWORD}\n", code=2)
+    assert "viewer, operator, admin" in shell(
+        "user", "add", "cat", "--role", "king", typed=f"{PASSWORD}\n", code=2
+    )
+    assert json.loads(shell("user", "list", "--json")) == [
+        {"name": "ann", "role": "admin", "disabled": False},
+        {"name": "bob", "role": None, "disabled": False},
+    ]
+    shell("user", "role", "ann", "viewer")
+    shell("user", "disable", "bob")
+    shell("user", "passwd", "ann", typed="another password\n")
+    users = load_users(path)
+    assert users["ann"].role_word == "viewer" and users["bob"].disabled
+    assert verify(users["ann"].hash, b"another password") and not verify(users["ann"].hash, PASSWORD.encode())
+    shell("user", "disable", "bob", "--undo")
+    shell("user", "role", "ann", "none")
+    shell("user", "remove", "ann")
+    assert "no user" in shell("user", "passwd", "ann", typed=f"{PASSWORD}\n", code=3)
+    assert "bob" in shell("user", "list") and "ann" not in shell("user", "list")
+
+
+def test_a_password_is_no_argument(shell: Shell) -> None:
+    shell("user", "add", "ann", PASSWORD, code=2)
+    shell("user", "add", "ann", "--password", PASSWORD, code=2)
+
+
+def test_a_token_is_shown_once(shell: Shell) -> None:
+    text = shell("token", "add", "ci", "--role", "operator", "--expires", "90d").splitlines()[0]
+    assert text.startswith("slu_") and text not in (shell.folder / "tokens.toml").read_text()
+    (told,) = json.loads(shell("token", "list", "--json"))
+    assert (told["name"], told["role"]) == ("ci", "operator") and told["expires"]
+    assert "already" in shell("token", "add", "ci", "--role", "viewer", code=1)
+    shell("token", "add", "x", "--role", "viewer", "--expires", "soon", code=2)
+    shell("token", "remove", "ci")
+    shell("token", "remove", "ci", code=3)
+
+
+def test_rules_say_which_of_them_decides(shell: Shell) -> None:
+    (shell.folder / "rules.toml").write_text(
+        '[[rule]]\ndeny = "publish"\ntopics = ["a/secret"]\n'
+        '[[rule]]\nname = "own"\nallow = ["publish"]\nusers = ["ann"]\ntopics = ["a/#", "c/%c"]\n'
+    )
+    assert "2 rules" in shell("rules", "check", "rules.toml")
+    assert "rule 2 (own)" in shell("rules", "check", "rules.toml", "--user", "ann", "publish", "a/x")
+    assert "rule 1" in shell("rules", "check", "rules.toml", "--user", "ann", "publish", "a/secret", code=1)
+    assert "no rule" in shell("rules", "check", "rules.toml", "--user", "bob", "publish", "a/x", code=1)
+    found = shell(
+        "rules", "check", "rules.toml", "--user", "ann", "--client", "7", "--json", "publish", "c/7"
+    )
+    assert json.loads(found)["allowed"] is True
+    shell("rules", "check", "rules.toml", "fly", "x", code=2)
+    (shell.folder / "rules.toml").write_text("[[rule]]\nallow = 'fly'")
+    assert "'fly' is no action" in shell("rules", "check", "rules.toml", code=1)

@@ -1,0 +1,195 @@
+"""Access rules: what they mean, and that no filter gets round them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.access.explaining import explain
+from sluice.access.rules import read_rules
+from sluice.broker.permission import Grant
+from sluice.broker.rulebook import Book, covers, glob, overlaps
+from sluice.wire.packets import Publish
+from sluice.wire.topics import fault_of_filter, matches
+
+WORDS = ["a", "b", "$s", ""]
+EVERY_TOPIC = [
+    "/".join(levels).encode() for size in (1, 2, 3, 4) for levels in itertools.product(WORDS, repeat=size)
+]
+EVERY_TOPIC = [topic for topic in EVERY_TOPIC if topic]
+FILTERS = st.lists(st.sampled_from(["a", "b", "+", "$s", ""]), min_size=1, max_size=3).flatmap(
+    lambda levels: st.sampled_from(["/".join(levels), "/".join([*levels[:-1], "#"])])
+)
+
+
+def is_filter(text: str) -> bool:
+    return not fault_of_filter(text.encode(), 100)
+
+
+@given(FILTERS.filter(is_filter), FILTERS.filter(is_filter))
+def test_covering_and_overlapping_are_what_counting_topics_says(one: str, other: str) -> None:
+    wide, narrow = one.encode(), other.encode()
+    ours = {topic for topic in EVERY_TOPIC if matches(wide, topic)}
+    theirs = {topic for topic in EVERY_TOPIC if matches(narrow, topic)}
+    assert overlaps(wide, narrow) == bool(ours & theirs)
+    assert overlaps(narrow, wide) == overlaps(wide, narrow)
+    if covers(wide, narrow):
+        assert theirs <= ours
+    elif (
+        theirs <= ours
+    ):  # it may only err on the side of refusing, and only where a level is spelt in another way
+        assert b"+" in wide or b"#" in narrow or b"+" in narrow
+
+
+@given(st.lists(st.tuples(st.booleans(), FILTERS.filter(is_filter)), max_size=4), FILTERS.filter(is_filter))
+def test_an_allowed_filter_never_matches_a_topic_that_is_denied(
+    listed: list[tuple[bool, str]], wanted: str
+) -> None:
+    text = "".join(
+        f'[[rule]]\n{"allow" if allow else "deny"} = "subscribe"\ntopics = ["{one}"]\n'
+        for allow, one in listed
+    )
+    grant = Grant(Book(read_rules(text)), "u", "c")
+    if grant.may_subscribe(wanted.encode()):
+        for topic in EVERY_TOPIC:
+            if matches(wanted.encode(), topic):
+                assert grant.may_receive(topic)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "fits"),
+    [
+        ("a", "a", True),
+        ("a", "ab", False),
+        ("*", "", True),
+        ("*", "anything", True),
+        ("sensor-*", "sensor-1", True),
+        ("sensor-*", "sensor", False),
+        ("*-x", "a-x", True),
+        ("a*b*c", "a1b2c", True),
+        ("a*b*c", "acb", False),
+        ("ab*ba", "aba", False),
+    ],
+)
+def test_a_star_stands_for_any_run_of_characters(pattern: str, text: str, fits: bool) -> None:
+    assert glob(pattern, text) is fits
+
+
+RULES = """
+[[rule]]
+deny = ["publish", "subscribe"]
+topics = ["secret/#"]
+
+[[rule]]
+name = "own topics"
+allow = ["publish", "subscribe"]
+topics = ["devices/%c/#", "users/%u"]
+
+[[rule]]
+allow = "subscribe"
+users = ["boss"]
+topics = ["#", "$SYS/#"]
+
+[[rule]]
+allow = ["connect", "queue-publish"]
+queues = ["tasks/#"]
+
+[[rule]]
+allow = ["queue-consume", "queue-settle", "queue-admin"]
+users = ["worker-*"]
+queues = ["$queue/tasks/+"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("user", "action", "topic", "allowed", "word"),
+    [
+        ("ann", "connect", "", True, "rule 4"),
+        ("ann", "publish", "devices/c1/temp", True, "own topics"),
+        ("ann", "publish", "devices/c2/temp", False, "no rule"),
+        ("ann", "subscribe", "devices/c1/+", True, "own topics"),
+        ("ann", "subscribe", "devices/+/temp", False, "no rule"),
+        ("ann", "subscribe", "devices/#", False, "no rule"),
+        ("ann", "subscribe", "users/ann", True, "own topics"),
+        ("ann", "subscribe", "users/+", False, "no rule"),
+        ("", "subscribe", "users/", False, "no rule"),
+        ("ann", "publish", "$SYS/broker/x", False, "server's own"),
+        ("boss", "subscribe", "other/#", True, "rule 3"),
+        ("boss", "subscribe", "#", False, "rule 1"),
+        ("boss", "subscribe", "secret/a", False, "rule 1"),
+        ("boss", "subscribe", "+/a", False, "rule 1"),
+        ("boss", "subscribe", "$SYS/#", True, "rule 3"),
+        ("boss", "subscribe", "$share/g/other/x", True, "rule 3"),
+        ("boss", "subscribe", "$share/g/secret/x", False, "rule 1"),
+        ("ann", "subscribe", "$SYS/broker/uptime", False, "no rule"),
+        ("ann", "queue-publish", "tasks/image/big", True, "rule 4"),
+        ("ann", "queue-publish", "$queue/tasks/image", True, "rule 4"),
+        ("ann", "queue-publish", "other", False, "no rule"),
+        ("ann", "queue-consume", "tasks/image", False, "no rule"),
+        ("worker-1", "queue-consume", "tasks/image", True, "rule 5"),
+        ("worker-1", "queue-consume", "tasks/image/big", False, "no rule"),
+        ("worker-1", "queue-consume", "tasks/#", False, "no rule"),
+        ("worker-1", "queue-admin", "tasks/image", True, "rule 5"),
+        ("worker-1", "queue-admin", "other", False, "no rule"),
+    ],
+)
+def test_the_first_rule_that_speaks_of_it_decides(
+    user: str, action: str, topic: str, allowed: bool, word: str
+) -> None:
+    answer, why = explain(read_rules(RULES), action, topic, user, "c1")
+    assert (answer, word in why) == (allowed, True), why
+
+
+def test_a_name_that_would_reach_into_other_topics_cannot_be_put_into_rules() -> None:
+    book = Book(read_rules(RULES))
+    for name in ("a/b", "+", "#", "a#"):
+        assert "client id" in book.fault_of_names("u", name)
+        assert "user name" in book.fault_of_names(name, "c")
+    assert book.fault_of_names("u", "c") == ""
+    assert Book(read_rules('[[rule]]\nallow = "*"')).fault_of_names("a/b", "#") == ""
+
+
+def test_somebody_without_a_name_is_matched_by_no_pattern() -> None:
+    named = read_rules('[[rule]]\nallow = "connect"\nusers = ["*"]')
+    assert Book(named).who_connects("", "c") is None and Book(named).who_connects("u", "c") is not None
+    nameless = read_rules('[[rule]]\nallow = "connect"\nusers = ["$anonymous"]')
+    assert Book(nameless).who_connects("", "c") is not None and Book(nameless).who_connects("u", "c") is None
+
+
+def test_a_client_remembers_answers_up_to_a_limit_and_forgets_them_with_new_rules() -> None:
+    book = Book(read_rules('[[rule]]\nallow = "publish"\ntopics = ["a/#"]'))
+    grant = Grant(book, "u", "c")
+    for nth in range(5000):
+        assert grant.may_publish(Publish(b"a/%d" % nth, b"", 0))
+    assert len(grant._publishes) <= 1024
+    book.replace(read_rules('[[rule]]\nallow = "publish"\ntopics = ["b/#"]'))
+    assert not grant.may_publish(Publish(b"a/4999", b"", 0))
+    assert grant.may_publish(Publish(b"b/1", b"", 0))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[rule]\n", "not TOML"),
+        ("x = 1", "something else"),
+        ("[[rule]]\nusers = ['a']", "either allow or deny"),
+        ("[[rule]]\nallow = 'publish'\ndeny = 'publish'", "either allow or deny"),
+        ("[[rule]]\nallow = 'fly'", "'fly' is no action"),
+        ("[[rule]]\nallow = []", "no list of actions"),
+        ("[[rule]]\nallow = 'publish'\ntopic = ['a']", "topic is no key"),
+        ("[[rule]]\nallow = 'publish'\ntopics = ['a/#/b']", "#"),
+        ("[[rule]]\nallow = 'publish'\ntopics = []", "something in it"),
+        ("[[rule]]\nallow = 'publish'\nqueues = ['a']", "no action on queues"),
+        ("[[rule]]\nallow = 'connect'\ntopics = ['a']", "no action on topics"),
+        ("[[rule]]\nallow = 'publish'\ntopics = ['$queue/a']", "actions of their own"),
+        ("[[rule]]\nallow = 'subscribe'\ntopics = ['$share/g/a']", "without $share"),
+        ("[[rule]]\nallow = 'connect'\n[[rule]]\nallow = 'publish'\ntopics = 7", "rule 2"),
+    ],
+)
+def test_a_rules_file_that_cannot_be_used_says_why(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        read_rules(text)

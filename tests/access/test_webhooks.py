@@ -1,0 +1,176 @@
+"""Webhooks reach the world and nothing nearer, unless they are allowed to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trustme
+
+from sluice.alerts import AlertSender, Guard
+from sluice.queues.dead_letters import Alert
+from tests.mqtt_queues.kit import QueueHouse, put
+
+INSIDE = [
+    "127.0.0.1", "127.8.8.8", "0.0.0.0", "10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.1.1", "169.254.169.254",
+    "100.64.0.1", "100.127.255.255", "192.0.0.192", "198.18.0.1", "224.0.0.1", "239.1.1.1", "240.0.0.1",
+    "255.255.255.255", "168.63.129.16", "192.0.2.1", "203.0.113.9",
+    "::", "::1", "fe80::1", "fe80::1%eth0", "fc00::1", "fd00:ec2::254", "ff02::1", "2001:db8::1",
+    "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::127.0.0.1", "64:ff9b::7f00:1",
+    "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "2002:a00:1::1", "2001:0:1::1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", INSIDE)
+def test_what_is_not_public_is_out_of_reach(address: str) -> None:
+    assert "webhooks.allow" in Guard().fault_of(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["8.8.8.8", "1.1.1.1", "93.184.216.34", "2606:4700::1111", "::ffff:8.8.8.8"]
+)
+def test_what_is_public_is_in_reach(address: str) -> None:
+    assert Guard().fault_of(address) == ""
+
+
+def test_an_operator_allows_networks_addresses_and_names() -> None:
+    guard = Guard(["10.0.0.0/8", "192.168.1.7", "fd00::/8", "Hooks.Example.com"])
+    assert [guard.fault_of(one) for one in ("10.9.9.9", "192.168.1.7", "fd00::5", "::ffff:10.0.0.1")] == [
+        ""
+    ] * 4
+    assert guard.fault_of("192.168.1.8") and guard.fault_of("127.0.0.1")
+    assert guard.fault_of_url("http://hooks.example.com./x") == ""
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1/x", "http://[::1]:80/", "http://localhost/", "http://a.localhost:8080/", "http://2130706433/",
+        "http://169.254.169.254/latest/meta-data", "http://[::ffff:10.0.0.1]/", "http:///nothing",
+    ],
+)  # fmt: skip
+def test_a_queue_cannot_be_configured_with_an_address_that_is_out_of_reach(url: str) -> None:
+    if url == "http://2130706433/":  # another spelling, which is a name to us: judged by what it resolves to
+        assert Guard().fault_of_url(url) == "" or "webhooks.allow" in Guard().fault_of_url(url)
+        return
+    house = QueueHouse()
+    assert house.broker.router.door is not None
+    house.broker.router.door.service._fault_of_webhook = Guard().fault_of_url
+    client = house.connect("c")
+    reason, why = put(
+        client, "$admin/queue/create", f'{{"name": "a", "dlq_config": {{"alert_webhook": "{url}"}}}}'.encode()
+    )
+    assert (reason, "alert_webhook" in why) == (0x99, True)
+    reason, _ = put(
+        client,
+        "$admin/queue/create",
+        b'{"name": "a", "dlq_config": {"alert_webhook": "https://example.org/"}}',
+    )
+    assert reason == 0
+
+
+def alert(url: str) -> Alert:
+    return Alert(url, "jobs", "dlq/jobs", "1-1", "worker", "max_retries", {"attempts": "3"})
+
+
+class Server:
+    def __init__(self) -> None:
+        self.requests: asyncio.Queue[str] = asyncio.Queue()
+        self.port = 0
+        self.answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        self.names: list[str | None] = []
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.requests.put_nowait(head.decode())
+        writer.write(self.answer)
+        await writer.drain()
+        writer.close()
+
+
+@asynccontextmanager
+async def server(context: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
+    one = Server()
+    served = await asyncio.start_server(one.talk, "127.0.0.1", 0, ssl=context)
+    one.port = served.sockets[0].getsockname()[1]
+    yield one
+    served.close()
+    await served.wait_closed()
+
+
+async def refusal(sender: AlertSender, url: str, caplog: pytest.LogCaptureFixture) -> str:
+    caplog.set_level(logging.ERROR)
+    sender.send(alert(url))
+    await asyncio.gather(*sender._tasks)
+    (record,) = [one for one in caplog.records if one.message == "alert not delivered"]
+    return str(vars(record)["why"])
+
+
+async def test_a_name_that_leads_inside_is_refused_with_the_cure(caplog: pytest.LogCaptureFixture) -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["127.0.0.1"]
+
+    async with server() as web:
+        sender = AlertSender(pauses=(9.0,), resolve=resolve)
+        why = await asyncio.wait_for(refusal(sender, f"http://hooks.example.com:{web.port}/x", caplog), 5)
+        assert "webhooks.allow" in why
+        assert web.requests.empty()
+        await sender.close()
+
+
+async def test_a_name_is_looked_up_once_and_that_very_address_is_connected_to() -> None:
+    """A name server that says something else the second time gets nothing out of it."""
+    asked: list[str] = []
+
+    async def resolve(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return ["127.0.0.1"] if len(asked) == 1 else ["127.0.0.9"]
+
+    async with server() as web:
+        sender = AlertSender(pauses=(), allowed=["127.0.0.1"], resolve=resolve)
+        sender.send(alert(f"http://user:pass@hooks.example.com:{web.port}/x"))
+        head = await asyncio.wait_for(web.requests.get(), 5)
+        assert asked == ["hooks.example.com"]
+        assert f"host: hooks.example.com:{web.port}" in head.lower()
+        assert "authorization: Basic" in head or "Authorization: Basic" in head
+        await sender.close()
+
+
+async def test_redirects_are_not_followed(caplog: pytest.LogCaptureFixture) -> None:
+    async with server() as inside, server() as web:
+        target = f"http://127.0.0.1:{inside.port}/"
+        web.answer = f"HTTP/1.1 307 x\r\nlocation: {target}\r\ncontent-length: 0\r\n\r\n".encode()
+        sender = AlertSender(pauses=(), allowed=["127.0.0.1"])
+        why = await refusal(sender, f"http://127.0.0.1:{web.port}/x", caplog)
+        assert "307" in why and inside.requests.empty()
+        await sender.close()
+
+
+async def test_tls_is_made_with_the_name_that_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = trustme.CA()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("hooks.example.com").configure_cert(context)
+
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["127.0.0.1"]
+
+    with authority.cert_pem.tempfile() as trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", trusted)
+        async with server(context) as web:
+            sender = AlertSender(pauses=(), allowed=["127.0.0.1"], resolve=resolve)
+            sender.send(alert(f"https://hooks.example.com:{web.port}/x"))
+            assert "POST /x" in await asyncio.wait_for(web.requests.get(), 5)
+            await sender.close()
+
+
+async def test_the_log_does_not_tell_a_webhooks_secrets(caplog: pytest.LogCaptureFixture) -> None:
+    sender = AlertSender(pauses=())
+    await refusal(sender, "http://user:hunter2@127.0.0.1/services/T0SECRET?key=K3Y", caplog)
+    assert not any(
+        word in repr([vars(one) for one in caplog.records]) for word in ("hunter2", "T0SECRET", "K3Y")
+    )
+    await sender.close()

@@ -1,0 +1,237 @@
+"""Queues, groups and messages over gRPC: each call against the real service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from sluice.admin.grpc import queue_admin_pb2 as pb
+from tests.admin.grpc.conftest import Door
+from tests.admin.living import Worker, publish
+
+
+async def make(door: Door, name: str = "jobs", **config: object) -> pb.Queue:
+    return await door.admin.CreateQueue(
+        pb.CreateQueueRequest(config_json=json.dumps({"name": name, **config}))
+    )
+
+
+async def test_a_queue_is_made_shown_changed_and_deleted(door: Door) -> None:
+    made = await make(door, partitions=3, limits={"max_queue_depth": 7})
+    assert (made.stats.name, made.stats.partitions, made.stats.max_depth) == ("jobs", 3, 7)
+    assert made.stats.created_at.seconds > 0
+    assert [one.number for one in made.partitions] == [0, 1, 2]
+    config = json.loads(made.config_json)
+    assert (config["name"], config["partitions"]) == ("jobs", 3)
+    assert config["limits"]["max_queue_depth"] == 7
+    assert config["retry_policy"]["max_backoff"] == "5m"
+
+    change = '{"limits": {"max_queue_depth": 9}}'
+    after = await door.admin.UpdateConfig(pb.UpdateConfigRequest(name="$queue/jobs", config_json=change))
+    shown = await door.admin.GetConfig(pb.GetConfigRequest(name="jobs"))
+    assert after == shown
+    assert json.loads(shown.config_json)["limits"]["max_queue_depth"] == 9
+    assert json.loads(shown.config_json)["partitions"] == 3
+
+    assert (await door.admin.GetQueue(pb.GetQueueRequest(name="jobs"))).stats.max_depth == 9
+    await door.admin.DeleteQueue(pb.DeleteQueueRequest(name="jobs"))
+    assert (await door.admin.ListQueues(pb.ListQueuesRequest())).queues == []
+
+
+async def test_queues_are_listed_by_name_page_by_page(door: Door) -> None:
+    for name in ("b", "a/2", "c", "a/1"):
+        await make(door, name)
+    found: list[str] = []
+    after = ""
+    while True:
+        page = await door.admin.ListQueues(pb.ListQueuesRequest(after=after, limit=3))
+        found += [one.name for one in page.queues]
+        assert len(page.queues) <= 3
+        if not page.next:
+            break
+        after = page.next
+    assert found == ["a/1", "a/2", "b", "c"]
+    page = await door.admin.ListQueues(pb.ListQueuesRequest(prefix="a/", limit=2))
+    assert ([one.name for one in page.queues], page.next) == (["a/1", "a/2"], "")
+
+
+async def test_stats_have_the_fields_of_the_contract(door: Door) -> None:
+    await make(door, partitions=4)
+    async with door.house.client("worker-1") as client:
+        worker = Worker(client, "jobs")
+        await worker.join()
+        for _ in range(3):
+            await publish(client, "jobs")
+        await worker.settle("ack", await worker.next())
+        await worker.settle("reject", await worker.next())
+        await worker.next()
+        stats = await door.admin.GetQueueStats(pb.GetQueueStatsRequest(name="jobs"))
+    assert (stats.name, stats.total, stats.inflight, stats.dlq) == ("jobs", 1, 1, 1)
+    assert (stats.active_consumers, stats.partitions_assigned, stats.partitions) == (1, 4, 4)
+    assert (stats.enqueued, stats.acked, dict(stats.dead)) == (3, 1, {"rejected": 1})
+    assert (stats.dlq_name, stats.groups, stats.retrying) == ("dlq/jobs", 1, 0)
+    assert stats.enqueue_rate >= 0.0 and stats.ack_rate >= 0.0
+    letters = await door.admin.GetQueueStats(pb.GetQueueStatsRequest(name="dlq/jobs"))
+    assert letters.is_dead_letters
+
+
+async def test_a_message_is_published_looked_at_and_delivered_as_it_was_sent(door: Door) -> None:
+    await make(door)
+    request = pb.PublishRequest(
+        queue="jobs",
+        payload=b"\x00\xff",
+        message_id="order-7",
+        key="customer-1",
+        priority=3,
+        content_type="application/x-order",
+        response_topic="answers/1",
+        correlation_data=b"c\x00",
+        properties=[pb.Property(name="a", value="1"), pb.Property(name="a", value="2")],
+    )
+    request.expiry.seconds = 3600
+    sent = await door.admin.Publish(request)
+    assert (sent.message_id, sent.queue, sent.duplicate) == ("order-7", "jobs", False)
+    again = await door.admin.Publish(request)
+    assert (again.message_id, again.duplicate) == ("order-7", True)
+
+    (peeked,) = (await door.admin.PeekMessages(pb.PeekMessagesRequest(queue="jobs"))).messages
+    shown = await door.admin.GetMessage(pb.GetMessageRequest(queue="jobs", message_id="order-7"))
+    assert peeked == shown
+    assert (shown.message_id, shown.queue, shown.payload, shown.size) == ("order-7", "jobs", b"\x00\xff", 2)
+    assert (shown.key, shown.priority, shown.content_type) == ("customer-1", 3, "application/x-order")
+    assert (shown.response_topic, shown.correlation_data) == ("answers/1", b"c\x00")
+    assert [one.value for one in shown.properties if one.name == "a"] == ["1", "2"]
+    assert shown.state == "waiting"
+    assert 3590 <= shown.expires_at.seconds - shown.enqueued_at.seconds <= 3610
+    assert not shown.HasField("deliver_at")
+
+    async with door.house.client("worker-1") as client:
+        worker = Worker(client, "jobs")
+        await worker.join()
+        message = await worker.next()
+        assert message.payload == b"\x00\xff"
+        kept: Any = message.properties
+        assert [pair for pair in kept.UserProperty if pair[0] == "a"] == [
+            ("a", "1"),
+            ("a", "2"),
+        ]
+        assert kept.ContentType == "application/x-order"
+        assert kept.CorrelationData == b"c\x00"
+
+
+async def test_a_delay_and_a_time_are_kept_until_then(door: Door) -> None:
+    await make(door)
+    request = pb.PublishRequest(queue="jobs", payload=b"later")
+    request.delay.seconds = 500
+    await door.admin.Publish(request)
+    request = pb.PublishRequest(queue="jobs", payload=b"then")
+    request.deliver_at.seconds = 4_000_000_000
+    await door.admin.Publish(request)
+    found = (await door.admin.PeekMessages(pb.PeekMessagesRequest(queue="jobs"))).messages
+    assert {one.payload: one.state for one in found} == {b"later": "delayed", b"then": "delayed"}
+    due = {one.payload: one.deliver_at.seconds for one in found}
+    assert due[b"then"] == 4_000_000_000
+    assert 490 <= due[b"later"] - found[0].enqueued_at.seconds <= 510
+
+
+async def test_peeking_takes_a_partition_a_start_a_limit_and_a_size(door: Door) -> None:
+    await make(door, partitions=1)
+    for nth in range(5):
+        await door.admin.Publish(pb.PublishRequest(queue="jobs", payload=b"message %d" % nth))
+    request = pb.PeekMessagesRequest(queue="jobs", partition=0, start=1, limit=2, payload_bytes=9)
+    found = (await door.admin.PeekMessages(request)).messages
+    assert [(one.sequence, one.payload, one.size) for one in found] == [
+        (1, b"message 1", 9),
+        (2, b"message 2", 9),
+    ]
+    request = pb.PeekMessagesRequest(queue="jobs", partition=0, start=0, limit=1, payload_bytes=3)
+    (first,) = (await door.admin.PeekMessages(request)).messages
+    assert (first.payload, first.size) == (b"mes", 9)
+
+
+async def test_a_list_of_large_messages_fits_a_client_with_the_usual_limits(door: Door) -> None:
+    await make(door, limits={"max_message_size": 1 << 20})
+    for nth in range(6):
+        await door.admin.Publish(pb.PublishRequest(queue="jobs", payload=bytes([nth]) * (1 << 20)))
+    found = (
+        await door.admin.PeekMessages(pb.PeekMessagesRequest(queue="jobs", payload_bytes=1 << 20))
+    ).messages
+    assert len(found) == 6
+    assert sum(len(one.payload) for one in found) == 3 << 20
+    assert {one.size for one in found} == {1 << 20}
+
+
+async def test_groups_are_made_moved_shown_and_deleted(door: Door) -> None:
+    await make(door, partitions=1, limits={"retention": "1d"})
+    for _ in range(4):
+        await door.admin.Publish(pb.PublishRequest(queue="jobs", payload=b"x"))
+    made = await door.admin.CreateGroup(pb.CreateGroupRequest(queue="jobs", group="late", start="latest"))
+    assert (made.name, made.lag, list(made.floors)) == ("late", 0, [4])
+    first = await door.admin.CreateGroup(pb.CreateGroupRequest(queue="jobs", group="early"))
+    assert (first.lag, list(first.floors)) == (4, [0])
+    moved = await door.admin.SeekGroup(pb.SeekGroupRequest(queue="jobs", group="late", to="1"))
+    assert (moved.lag, list(moved.floors), moved.ledger.waiting) == (3, [1], 3)
+    listed = (await door.admin.ListGroups(pb.ListGroupsRequest(queue="jobs"))).groups
+    assert [one.name for one in listed] == ["early", "late"]
+    shown = await door.admin.GetGroup(pb.GetGroupRequest(queue="jobs", group="late"))
+    assert shown == listed[1]
+    ledger = shown.ledger
+    settled = ledger.acked + ledger.dead + ledger.expired + ledger.purged
+    assert ledger.enqueued == ledger.waiting + ledger.delivered + ledger.retrying + settled
+    await door.admin.DeleteGroup(pb.DeleteGroupRequest(queue="jobs", group="late"))
+    listed = (await door.admin.ListGroups(pb.ListGroupsRequest(queue="jobs"))).groups
+    assert [one.name for one in listed] == ["early"]
+
+
+async def test_consumers_are_shown_with_their_partitions(door: Door) -> None:
+    await make(door, partitions=2)
+    async with door.house.client("worker-1") as client:
+        await Worker(client, "jobs").join(consumer_group="team", prefetch="5", consumer_priority="2")
+        (one,) = (await door.admin.ListConsumers(pb.ListConsumersRequest(queue="jobs"))).consumers
+    assert (one.client, one.group, sorted(one.partitions)) == ("worker-1", "team", [0, 1])
+    assert (one.prefetch, one.priority, one.exclusive, one.connected) == (5, 2, False, True)
+    assert one.settled_at.seconds > 0
+
+
+async def test_a_queue_is_purged(door: Door) -> None:
+    await make(door)
+    for _ in range(3):
+        await door.admin.Publish(pb.PublishRequest(queue="jobs", payload=b"x"))
+    assert (await door.admin.PurgeQueue(pb.PurgeQueueRequest(name="jobs"))).purged == 3
+    assert (await door.admin.GetQueueStats(pb.GetQueueStatsRequest(name="jobs"))).total == 0
+
+
+async def test_the_node_tells_what_it_is_and_the_books_add_up(door: Door) -> None:
+    await make(door)
+    node = await door.admin.GetNode(pb.GetNodeRequest())
+    assert (node.store, node.build, node.queues, node.stopping) == ("memory", "interpreted", 1, False)
+    assert 0 < node.started_at.seconds <= node.now.seconds
+    (same,) = (await door.admin.ListNodes(pb.ListNodesRequest())).nodes
+    assert (same.name, same.version) == (node.name, node.version)
+    assert (await door.admin.Verify(pb.VerifyRequest())).faults == []
+
+
+async def test_watching_gives_the_figures_at_once_and_each_second(door: Door) -> None:
+    await make(door, "quick/a")
+    await make(door, "other")
+    watch = door.admin.Watch(pb.WatchRequest(prefix="quick", queue="quick/a"))
+    began = asyncio.get_running_loop().time()
+    first = await watch.read()
+    assert asyncio.get_running_loop().time() - began < 0.9
+    assert [one.name for one in first.queues] == ["quick/a"]
+    assert (first.queue.stats.total, first.node.queues) == (0, 2)
+    await door.admin.Publish(pb.PublishRequest(queue="quick/a", payload=b"x"))
+    second = await watch.read()
+    assert asyncio.get_running_loop().time() - began > 0.9
+    assert second.queues[0].total == 1
+    assert second.queue.stats.total == 1
+    watch.cancel()
+
+
+async def test_who_watches_a_queue_that_is_not_there_sees_it_come(door: Door) -> None:
+    watch = door.admin.Watch(pb.WatchRequest(queue="jobs"))
+    assert not (await watch.read()).HasField("queue")
+    await make(door)
+    assert (await watch.read()).queue.stats.name == "jobs"
+    watch.cancel()

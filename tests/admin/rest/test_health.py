@@ -1,0 +1,64 @@
+"""Whether it lives, whether it takes work, and its metrics."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.admin.rest.conftest import Door, OpenDoor
+
+
+async def test_a_broker_that_answers_is_well(door: Door) -> None:
+    answer = await door.web.get("/healthz")
+    assert answer.status_code == 200
+    assert answer.json()["status"] == "ok"
+    assert answer.json()["loop_ms"] < 2000
+
+
+async def test_a_broker_whose_loop_is_stuck_is_not_well(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluice.admin.rest.node.PULSE_SECONDS", 0.1)
+    with ThreadPoolExecutor(1) as hands:
+        asking = hands.submit(httpx.get, f"http://{door.address}/healthz", timeout=10)
+        answer = asking.result(20)  # this loop is the broker's: it is held up until the answer is there
+    assert answer.status_code == 503
+    assert answer.json()["error"] == "busy"
+    assert (await door.web.get("/healthz")).status_code == 200
+
+
+async def test_a_broker_that_takes_work_is_ready(door: Door) -> None:
+    answer = await door.web.get("/readyz")
+    assert answer.json() == {"status": "ready", "store": "memory"}
+
+
+async def test_a_broker_whose_store_has_failed_is_not_ready(open_door: OpenDoor) -> None:
+    door = await open_door(store_fault=lambda: "no space left on device")
+    answer = await door.web.get("/readyz")
+    assert answer.status_code == 503
+    assert "no space left" in answer.json()["message"]
+    assert (await door.web.get("/healthz")).status_code == 200
+
+
+async def test_a_broker_that_is_stopping_is_not_ready(door: Door) -> None:
+    door.house.broker.stopping = True
+    answer = await door.web.get("/readyz")
+    assert (answer.status_code, answer.json()["error"]) == (503, "stopping")
+
+
+async def test_metrics_are_prometheus_text(door: Door) -> None:
+    await door.ok("POST", "/queues/tasks/messages", {"payload": "x"})
+    answer = await door.web.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert 'mqtt_queue_depth{queue="tasks"} 1' in answer.text.replace("1.0", "1")
+
+
+async def test_without_queues_the_server_is_still_looked_after(open_door: OpenDoor) -> None:
+    door = await open_door(queues_enabled=False)
+    for path in ("/healthz", "/readyz", "/metrics", "/api/v1/node", "/api/v1/nodes", "/api/v1/whoami"):
+        assert (await door.web.get(path)).status_code == 200, path
+    for path in ("/queues", "/queues/tasks", "/queues/tasks/messages", "/queues/tasks/dlq", "/verify"):
+        told = await door.no(409, "GET", path)
+        assert told["error"] == "queues_disabled"
+        assert "queues.enabled = true" in told["do"]
+    await door.no(409, "POST", "/queues", json={"name": "tasks"})

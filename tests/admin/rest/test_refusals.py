@@ -1,0 +1,88 @@
+"""What the REST door refuses, and the words it has for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.admin.rest.conftest import Door, opened
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house() -> AsyncIterator[Door]:
+    """One queue `tasks` with one group `w`; nothing here changes it."""
+    async with opened() as door:
+        await door.ok("POST", "/queues", {"name": "tasks"})
+        await door.ok("POST", "/queues/tasks/groups", {"name": "w"})
+        yield door
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "path", "body", "error", "word"),
+    [
+        (404, "GET", "/queues/nix", None, "unknown_queue", "nix"),
+        (404, "DELETE", "/queues/nix", None, "unknown_queue", "nix"),
+        (404, "GET", "/queues/tasks/groups/nobody", None, "unknown_group", "nobody"),
+        (404, "GET", "/queues/tasks/messages/77-77", None, "unknown_message", "77-77"),
+        (404, "GET", "/queues/tasks/dlq/77-77", None, "unknown_message", "77-77"),
+        (404, "GET", "/nix", None, "no_such_page", "/nix"),
+        (405, "PATCH", "/queues/tasks", None, "wrong_method", "PATCH"),
+        (409, "POST", "/queues", {"name": "tasks"}, "queue_exists", "tasks"),
+        (400, "POST", "/queues", {"name": "a", "partitions": 0}, "invalid_queue_config", "from 1 to 4096"),
+        (400, "POST", "/queues", {"name": "a", "partitoins": 1}, "invalid_queue_config", "partitoins"),
+        (400, "POST", "/queues", {"name": "a+b"}, "invalid_queue_config", "no +"),
+        (400, "POST", "/queues", ["tasks"], "invalid_request", "the body"),
+        (400, "PUT", "/queues/tasks/config", {"partitions": 1}, "invalid_queue_config", "only become more"),
+        (400, "POST", "/queues/tasks/groups", {"name": "a/b"}, "invalid_queue_config", "a/b"),
+        (400, "POST", "/queues/tasks/groups", {}, "invalid_request", "name is missing"),
+        (400, "POST", "/queues/tasks/groups/w/seek", {"to": "never"}, "invalid_queue_config", "never"),
+        (409, "POST", "/queues/tasks/groups", {"name": "w"}, "group_exists", "w"),
+        (
+            400,
+            "GET",
+            "/queues?limit=0",
+            None,
+            "invalid_request",
+            "limit must be a whole number from 1 to 10000",
+        ),
+        (400, "GET", "/queues?limt=5", None, "invalid_request", "limt is not a parameter here"),
+    ],
+)
+async def test_a_refusal_says_what_is_wrong_and_what_to_do(
+    house: Door, status: int, method: str, path: str, body: object, error: str, word: str
+) -> None:
+    how = {} if body is None else {"json": body}
+    told = await house.no(status, method, path, **how)
+    assert told["error"] == error
+    assert word in told["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"payload": "a", "json": 1}, "more than one of payload, payload_base64 and json"),
+        ({"payload_base64": "?"}, "payload_base64 must be base64"),
+        ({"priority": 10}, "priority must be a whole number from 0 to 9"),
+        (
+            {"delay": "5"},
+            "delay '5' is not a duration; write a number and its unit, such as \"5s\"; from 0s to",
+        ),
+        ({"deliver_at": "soon"}, "deliver_at must be a time"),
+        ({"key": "a\0"}, "key must be text without the zero character"),
+        ({"message_id": "x" * 1025}, "message_id must be text of 1024 bytes or less"),
+        ({"response_topic": "a/#"}, "response_topic must be text without"),
+        ({"properties": [["a"]]}, "properties.0"),
+        ({"proprieties": {}}, "proprieties is not a key here"),
+    ],
+)
+async def test_a_message_that_cannot_be_is_refused_with_the_key_and_what_is_allowed(
+    house: Door, body: dict[str, Any], words: str
+) -> None:
+    told = await house.no(400, "POST", "/queues/new/messages", json=body)
+    assert words in told["message"]
+    assert await house.ok("GET", "/queues?prefix=new") == []

@@ -1,0 +1,186 @@
+"""The life of the admin thread: opening, refusing, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+
+import httpx
+import pytest
+
+from sluice.admin.thread import AdminDoors, AdminThread
+from sluice.broker.listener import ListenerError
+from sluice.notation import Address, parse_address
+from tests.admin.living import living, publish
+from tests.admin.rest.conftest import ANY_PORT, Door, OpenDoor, until
+from tests.brokers import StartBroker
+
+
+def admin_threads() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "sluice-admin"]
+
+
+async def test_both_doors_open_on_free_ports_and_close(door: Door) -> None:
+    thread = AdminThread(door.house.desk, door.house.keyring, AdminDoors(ANY_PORT, ANY_PORT))
+    opened = {one.name: parse_address(one.address) for one in await thread.start()}
+    assert list(opened) == ["http", "grpc"]
+    async with httpx.AsyncClient() as client:
+        assert (await client.get(f"http://{opened['http']}/healthz")).status_code == 200
+    await thread.stop()
+    for address in opened.values():
+        assert not is_open(address)
+    assert len(admin_threads()) == 1  # that of the fixture
+
+
+@pytest.mark.parametrize("name", ["http", "grpc"])
+async def test_a_port_that_is_taken_is_refused_and_nothing_stays_open(name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        busy = Address("127.0.0.1", taken.getsockname()[1])
+        doors = AdminDoors(busy, None) if name == "http" else AdminDoors(ANY_PORT, busy)
+        async with living() as house:
+            thread = AdminThread(house.desk, house.keyring, doors)
+            with pytest.raises(Exception, match=f"the {name} listener cannot use {busy}") as refusal:
+                await thread.start()
+            assert f"--{name}" in str(refusal.value)
+            if name == "http":
+                assert isinstance(refusal.value, ListenerError)
+            await thread.stop()
+    await until(lambda: not admin_threads())
+
+
+async def test_an_answer_under_way_is_given_before_the_door_closes(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, held = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> list[str]:
+        begun.set()
+        await held.wait()
+        return ["late"]
+
+    monkeypatch.setattr(door.house.service, "verify", slow)
+    asking = asyncio.create_task(door.api.get("/verify"))
+    await begun.wait()
+    stopping = asyncio.create_task(door.thread.stop())
+    await until(lambda: not is_open(door.address))
+    assert not stopping.done()
+    held.set()
+    assert (await asking).json() == ["late"]
+    await stopping
+
+
+def is_open(address: Address) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((address.host, address.port)) == 0
+
+
+async def test_a_stop_does_not_wait_for_ever(open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluice.admin.thread.GRACE_SECONDS", 1)
+    door = await open_door()
+    begun, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def stuck() -> list[str]:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return []
+
+    monkeypatch.setattr(door.house.service, "verify", stuck)
+    asking = asyncio.create_task(door.api.get("/verify"))
+    await begun.wait()
+    async with asyncio.timeout(6):
+        await door.thread.stop()
+        await cancelled.wait()  # the question is taken back as well
+    asking.cancel()
+
+
+async def test_stopping_twice_or_never_started_is_no_fault(door: Door) -> None:
+    await AdminThread(door.house.desk, door.house.keyring, AdminDoors(None, None)).stop()
+    await door.thread.stop()
+    await door.thread.stop()
+
+
+async def test_a_question_is_taken_back_when_its_asker_has_gone(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def stuck() -> list[str]:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return []
+
+    monkeypatch.setattr(door.house.service, "verify", stuck)
+    monkeypatch.setattr("sluice.admin.rest.node.VERIFY_SECONDS", 0.1)
+    told = await door.no(503, "GET", "/verify")
+    assert told["error"] == "busy"
+    async with asyncio.timeout(5):
+        await cancelled.wait()
+
+
+async def test_a_door_that_fails_is_seen_and_the_broker_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with living() as house:
+        thread = AdminThread(house.desk, house.keyring, AdminDoors(ANY_PORT, None))
+        await thread.start()
+
+        async def fail(server: object, counter: int) -> bool:
+            raise OSError("the roof has come down")
+
+        monkeypatch.setattr("uvicorn.Server.on_tick", fail)
+        await until(lambda: thread.failure is not None)
+        assert "the roof has come down" in str(thread.failure)
+        assert "the http door has failed" in caplog.text
+        async with house.client("c-1") as client:
+            await publish(client, "tasks")
+        await thread.stop()
+
+
+def test_the_ready_line_names_the_doors_and_they_answer(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    answer = httpx.get(f"http://{broker.address('http')}/api/v1/node")
+    assert answer.json()["store"] == "embedded"
+    assert broker.address("grpc").port > 0
+    broker.stop()
+    assert "Traceback" not in broker.log_text()
+
+
+def test_doors_that_are_off_are_not_there(start_broker: StartBroker) -> None:
+    broker = start_broker(flags=["--http", "off", "--grpc", "off"])
+    assert "http" not in broker.facts
+    assert "grpc" not in broker.facts
+
+
+def test_the_server_does_without_queues(start_broker: StartBroker) -> None:
+    broker = start_broker("[queues]\nenabled = false")
+    root = f"http://{broker.address('http')}"
+    assert httpx.get(f"{root}/readyz").status_code == 200
+    assert httpx.get(f"{root}/api/v1/queues").json()["error"] == "queues_disabled"
+
+
+def test_a_broker_whose_http_port_is_taken_says_so_and_does_not_start(start_broker: StartBroker) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(AssertionError, match=f"the http listener cannot use 127.0.0.1:{port}") as refusal:
+            start_broker(flags=["--http", f"127.0.0.1:{port}"])
+    assert "choose another one with --http HOST:PORT" in str(refusal.value)
+    assert "Traceback" not in str(refusal.value)
+
+
+def test_a_broker_stops_in_time_with_streams_and_requests_open(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    with httpx.stream("GET", f"http://{broker.address('http')}/api/v1/live", timeout=10) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        broker.stop()
+        for _ in lines:
+            pass
+    assert "Traceback" not in broker.log_text()
+    assert " error " not in broker.log_text()

@@ -1,0 +1,294 @@
+"""`doctor`: one test for each reason why nothing arrives. The first finding is the true one, and its cure helps."""
+
+from __future__ import annotations
+
+from sluice.admin.views import Diagnosis, Finding, Outgoing
+from tests.admin.conftest import MakeHouse
+from tests.admin.kit import AdminHouse, join, put, settle, take
+
+
+async def doctor(house: AdminHouse, queue: str = "tasks", group: str = "") -> Diagnosis:
+    return await house.ask(house.admin.diagnose(queue, group))
+
+
+async def first(house: AdminHouse, queue: str = "tasks", group: str = "") -> Finding:
+    found = await doctor(house, queue, group)
+    assert found.findings, "something is always said"
+    assert found.healthy == (not any(one.is_fault for one in found.findings))
+    return found.findings[0]
+
+
+def codes(found: Diagnosis) -> list[str]:
+    return [one.code for one in found.findings]
+
+
+async def test_a_queue_that_is_not_there_is_said_so_with_names_near_it(house: AdminHouse) -> None:
+    await house.ask(house.admin.create_queue({"name": "tasks/image"}))
+    finding = await first(house, "task/image")
+    assert (finding.code, finding.do) == ("no-queue", "sluice doctor tasks/image")
+    assert "tasks/image" in finding.what
+    assert (await first(house, "zzz")).do == "sluice queue create zzz"
+
+
+async def test_a_queue_that_nobody_ever_published_to(house: AdminHouse) -> None:
+    house.worker()
+    finding = await first(house)
+    assert (finding.code, finding.do) == ("never-published", "sluice publish tasks hello")
+
+
+async def test_a_binding_that_matches_nothing(house: AdminHouse) -> None:
+    await house.ask(house.admin.create_queue({"name": "tasks", "bindings": ["sensors/+/temp"]}))
+    house.worker()
+    put(house.connect("author"), "sensor/1/temp", b"21")
+    finding = await first(house)
+    assert finding.code == "nothing-captured" and "sensors/+/temp" in finding.what
+    assert finding.do == "sluice queue config tasks"
+
+
+async def test_an_empty_queue_whose_messages_were_all_acknowledged_is_well(house: AdminHouse) -> None:
+    worker = house.worker()
+    house.publish()
+    settle(worker, "ack", take(worker)[0])
+    found = await doctor(house)
+    assert found.healthy and codes(found) == ["empty"]
+    assert "1 message came and was settled" in found.findings[0].what
+
+
+async def test_messages_that_wait_for_a_first_group(house: AdminHouse) -> None:
+    house.publish()
+    finding = await first(house)
+    assert (finding.code, finding.do) == ("no-group", "sluice consume tasks --group workers")
+    assert (await first(house, group="mine")).do == "sluice consume tasks --group mine"
+
+
+async def test_a_group_without_a_consumer(house: AdminHouse) -> None:
+    house.publish()
+    await house.ask(house.admin.create_group("tasks", "w"))
+    finding = await first(house)
+    assert (finding.code, finding.do) == ("no-consumer", "sluice consume tasks --group w")
+    worker = house.worker()
+    assert worker.payloads() == [b"x"], "the cure helps"
+
+
+async def test_a_group_that_is_not_the_one_with_consumers(house: AdminHouse) -> None:
+    house.worker("other-1")
+    await house.ask(house.admin.create_group("tasks", "mine"))
+    house.publish()
+    finding = await first(house, group="mine")
+    assert finding.code == "wrong-group" and "consumers are in other" in finding.what
+    finding = await first(house, group="othr")
+    assert (finding.code, finding.do) == ("wrong-group", "sluice doctor tasks --group other")
+
+
+async def test_a_group_that_began_behind_all_messages(house: AdminHouse) -> None:
+    house.publish()
+    worker = house.worker(start="latest")
+    finding = await first(house)
+    assert (finding.code, finding.do) == ("began-behind", "sluice seek tasks w --to earliest")
+    await house.ask(house.admin.seek("tasks", "w", "earliest"))
+    assert worker.payloads() == [b"x"], "the cure helps"
+
+
+async def test_a_group_that_is_done_while_another_is_not(house: AdminHouse) -> None:
+    worker = house.worker("a-1")
+    await house.ask(house.admin.create_group("tasks", "b"))
+    house.publish()
+    settle(worker, "ack", take(worker)[0])
+    finding = await first(house, group="a")
+    assert finding.code == "empty" and "other groups" in finding.what
+
+
+async def test_a_consumer_whose_session_lives_and_whose_connection_is_gone(house: AdminHouse) -> None:
+    worker = house.connect_lasting("w-1")
+    join(worker, "$queue/tasks")
+    worker.drop()
+    house.publish()
+    finding = await first(house)
+    assert finding.code == "consumer-away" and "w-1" in finding.what
+
+
+async def test_a_consumer_that_let_a_deadline_pass(house: AdminHouse) -> None:
+    worker = house.worker()
+    house.publish()
+    assert len(take(worker)) == 1
+    house.advance(31)
+    finding = await first(house)
+    assert finding.code == "consumer-stalled" and "w-1 has stalled" in finding.what
+
+
+async def test_a_consumer_that_holds_all_it_may_and_acknowledges_nothing(house: AdminHouse) -> None:
+    worker = house.worker(prefetch=2)
+    for _ in range(5):
+        house.publish()
+    assert len(take(worker)) == 2
+    house.advance(10)
+    finding = await first(house)
+    assert finding.code == "prefetch"
+    assert "w-1 holds 2 deliveries" in finding.what and "(10 s ago)" in finding.what
+    assert "$ack" in finding.do
+
+
+async def test_a_consumer_that_sends_no_pubacks(house: AdminHouse) -> None:
+    worker = house.connect("w-1", receive_maximum=2)
+    join(worker, "$queue/tasks")
+    for _ in range(5):
+        house.publish()
+    assert (await first(house)).code == "window-full"
+    assert len(worker.messages()) == 2
+
+
+async def test_a_consumer_that_reads_too_slowly(house: AdminHouse) -> None:
+    worker = house.worker()
+    worker.transport.jammed = True
+    for _ in range(6):
+        await house.ask(house.admin.publish("tasks", Outgoing(b"x" * 900_000)))
+    finding = await first(house)
+    assert finding.code == "consumer-slow" and "w-1 reads more slowly" in finding.what
+    worker.transport.drain()
+
+
+async def test_messages_that_are_all_delayed(house: AdminHouse) -> None:
+    house.worker()
+    await house.ask(house.admin.publish("tasks", Outgoing(b"x", delay=90.0)))
+    await house.ask(house.admin.publish("tasks", Outgoing(b"x", delay=60.0)))
+    found = await doctor(house)
+    assert found.healthy and codes(found) == ["delayed"]
+    assert "2 messages" in found.findings[0].what and "(in 1 min)" in found.findings[0].what
+
+
+async def test_messages_that_all_wait_for_a_retry(house: AdminHouse) -> None:
+    worker = house.worker()
+    house.publish(b"x", message_id="order-7")
+    settle(worker, "nack", take(worker)[0], description="disk full")
+    finding = await first(house)
+    assert (finding.code, finding.do) == ("all-retrying", "sluice explain order-7 --queue tasks")
+    assert "(in 5 s)" in finding.what and "disk full" in finding.what
+
+
+async def test_a_key_that_is_blocked_by_a_message_in_retry(house: AdminHouse) -> None:
+    worker = house.worker()
+    house.publish(b"1", partition_key="k", message_id="first")
+    house.publish(b"2", partition_key="k")
+    settle(worker, "nack", take(worker)[0], description="no luck")
+    found = await doctor(house)
+    assert codes(found) == ["all-retrying", "key-blocked"]
+    assert "message first of the same key" in found.findings[1].what
+    assert "no luck" in found.findings[1].what
+
+
+async def test_a_strict_queue_whose_one_message_is_in_work(make_house: MakeHouse) -> None:
+    house = make_house(("tasks", {"ordering": "strict"}))
+    worker = house.worker()
+    house.publish(b"1")
+    house.publish(b"2")
+    take(worker)
+    found = await doctor(house)
+    assert codes(found) == ["key-busy"] and found.healthy
+    assert "consumer w-1 works on" in found.findings[0].what
+
+
+async def test_a_key_behind_the_gate_of_a_raise_of_partitions(make_house: MakeHouse) -> None:
+    house = make_house(("tasks", {"partitions": 1}))
+    worker = house.worker(prefetch=1)
+    house.publish(b"old", partition_key="a")
+    (old,) = take(worker)
+    await house.ask(house.admin.configure("tasks", {"partitions": 7}))
+    moved = 0
+    for number in range(40):
+        house.publish(b"new", partition_key=f"k{number}")
+        found = await house.ask(house.admin.peek("tasks"))
+        moved = sum(1 for one in found if one.partition != 0)
+        if moved:
+            break
+    settle(worker, "nack", old)
+    found_all = await doctor(house)
+    assert moved and "gate" in codes(found_all), codes(found_all)
+
+
+async def test_a_full_queue_that_refuses_publishes(make_house: MakeHouse) -> None:
+    house = make_house(("tasks", {"limits": {"max_queue_depth": 1}}))
+    house.publish()
+    assert put(house.connect("author-2"), "$queue/tasks", b"more")[0] == 0x97
+    await house.ask(house.admin.create_group("tasks", "w"))
+    found = await doctor(house)
+    assert codes(found) == ["no-consumer", "full"], "the cause before its effect"
+    assert "1 so far" in found.findings[1].what
+    assert found.findings[1].do == "sluice queue config tasks --set limits.max_queue_depth=2"
+
+
+async def test_messages_that_went_to_the_dead_letters(house: AdminHouse) -> None:
+    worker = house.worker()
+    house.publish()
+    settle(worker, "reject", take(worker)[0], description="no such image")
+    found = await doctor(house)
+    assert codes(found) == ["dead-letters", "empty"] and not found.healthy
+    finding = found.findings[0]
+    assert "1 message" in finding.what and "1 rejected" in finding.what and "no such image" in finding.what
+    assert "sluice dlq list tasks" in finding.do and "sluice dlq retry tasks --all" in finding.do
+    house.publish()
+    settle(worker, "nack", take(worker)[0])
+    assert codes(await doctor(house)) == ["all-retrying", "dead-letters"]
+
+
+async def test_consumers_that_stand_by_are_told_why(house: AdminHouse) -> None:
+    await house.ask(house.admin.create_queue({"name": "tasks", "partitions": 1}))
+    house.worker("w-1", prefetch=1)
+    house.worker("w-2", prefetch=1)
+    house.publish()
+    house.publish()
+    found = await doctor(house)
+    assert codes(found) == ["prefetch", "standby"]
+    assert (
+        "w-2 has no partition and stands by: the queue has 1 partition for 2 consumers"
+        in found.findings[1].what
+    )
+    assert found.findings[1].do == "sluice queue config tasks --set partitions=2"
+
+
+async def test_an_exclusive_consumer_and_a_higher_priority_are_named(house: AdminHouse) -> None:
+    house.worker("a-1", "one", exclusive="true")
+    house.worker("a-2", "one")
+    house.worker("b-1", "two", consumer_priority=5)
+    house.worker("b-2", "two")
+    for name in ("one", "two"):
+        house.publish(b"x", name)
+    one, two = await doctor(house, "one"), await doctor(house, "two")
+    assert codes(one) == ["in-work", "standby"] and "a-1 consumes exclusively" in one.findings[1].what
+    assert codes(two) == ["in-work", "standby"] and "priority 5 come first" in two.findings[1].what
+    assert one.healthy and two.healthy
+
+
+async def test_messages_in_work_are_no_fault(house: AdminHouse) -> None:
+    house.worker()
+    house.publish(b"x", message_id="order-7")
+    found = await doctor(house)
+    assert found.healthy and codes(found) == ["in-work"]
+    assert "order-7" in found.findings[0].what and "w-1" in found.findings[0].what
+
+
+async def test_messages_that_flow_are_told_with_their_rates(house: AdminHouse) -> None:
+    worker = house.worker(prefetch=1)
+    await house.ask(house.admin.stats("tasks"))
+    for _ in range(2):
+        for _ in range(20):
+            house.publish()
+        for _ in range(10):
+            settle(worker, "ack", take(worker)[0])
+        await house.ask(house.admin.stats("tasks"))
+        house.advance(1)
+    house.queue("tasks").groups["w"].consumers[
+        0
+    ].prefetch = 100  # as if it had asked for more, and the turn had not ended yet
+    found = await doctor(house)
+    assert found.healthy and codes(found) == ["flowing"]
+    assert "20/s in" in found.findings[0].what and "10/s acknowledged" in found.findings[0].what
+
+
+async def test_each_group_with_a_problem_is_named(house: AdminHouse) -> None:
+    for name in ("a", "b"):
+        house.worker(f"{name}-1", prefetch=1)
+    for _ in range(3):
+        house.publish()
+    found = await doctor(house)
+    assert codes(found) == ["prefetch", "prefetch"]
+    assert "group a" in found.findings[0].what and "group b" in found.findings[1].what

@@ -1,0 +1,44 @@
+"""A fake door, and the command line pointed at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from typer.testing import CliRunner
+
+from sluice.cli import app
+from tests.cli.fake import FakeDoor, fake_door
+
+
+class Ran:
+    """What a command left: its two outputs and its exit code."""
+
+    def __init__(self, code: int, stdout: str, stderr: str) -> None:
+        self.code = code
+        self.stdout = stdout
+        self.stderr = stderr
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def door() -> Iterator[FakeDoor]:
+    with fake_door() as fake:
+        yield fake
+
+
+@pytest.fixture
+def run(door: FakeDoor, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`run("queue", "list", COLUMNS="80")`. Faults of our own are not hidden behind a friendly line."""
+    for name in ("SLUICE_TOKEN", "SLUICE_TOKEN_FILE", "SLUICE_MQTT", "SLUICE_CA", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLUICE_URL", door.url)
+    monkeypatch.setenv("SLUICE_TRACEBACK", "1")
+
+    def go(*arguments: str, stdin: str = "", **environ: str) -> Ran:
+        result = CliRunner().invoke(app, list(arguments), input=stdin, env=environ, catch_exceptions=False)
+        return Ran(result.exit_code, result.stdout, result.stderr)
+
+    return go

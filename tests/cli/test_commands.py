@@ -1,0 +1,553 @@
+"""What each command asks for and what it shows, by the fields of the REST door."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.fake import (
+    FakeDoor,
+    Refusal,
+    biography,
+    consumer_view,
+    events,
+    group_view,
+    letter,
+    message_view,
+    node_view,
+    queue_view,
+)
+
+
+def detail(name: str = "jobs", **more: Any) -> dict[str, Any]:
+    parts = [
+        {"number": 0, "first": 3, "next": 9, "messages": 6},
+        {"number": 1, "first": 0, "next": 0, "messages": 0},
+    ]
+    return {"stats": queue_view(name, **more), "config": {}, "groups": [group_view()], "partitions": parts}
+
+
+def cells(line: str) -> list[str]:
+    """The cells of a row of a table: two blanks part them."""
+    return [cell.strip() for cell in line.split("  ") if cell.strip()]
+
+
+# Queues
+
+
+def test_create_lays_set_over_config(run: Run, door: FakeDoor, tmp_path: Path) -> None:
+    door.answers["POST queues"] = detail("tasks/image")
+    (tmp_path / "config.json").write_text(
+        '{"partitions": 4, "limits": {"overflow": "reject", "retention": "1h"}}'
+    )
+    changes = ["limits.max_queue_depth=5", "limits.overflow=drop-oldest", 'bindings=["a/#"]', "schema=null"]
+    flags = [flag for change in changes for flag in ("--set", change)]
+    ran = run("queue", "create", "$queue/tasks/image", "--config", f"@{tmp_path / 'config.json'}", *flags)
+    assert ran.code == 0
+    assert ran.stdout.startswith("Created tasks/image: 10 partitions")
+    assert door.last.body == {
+        "name": "tasks/image",
+        "partitions": 4,
+        "limits": {"overflow": "drop-oldest", "retention": "1h", "max_queue_depth": 5},
+        "bindings": ["a/#"],
+        "schema": None,
+    }
+
+
+def test_create_reads_a_configuration_from_stdin(run: Run, door: FakeDoor) -> None:
+    door.answers["POST queues"] = detail()
+    assert run("queue", "create", "jobs", "--config", "@-", stdin='{"partitions": 2}').code == 0
+    assert door.last.body == {"name": "jobs", "partitions": 2}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--config", "{"], ["--config", "[]"], ["--set", "partitions"], ["--set", ".x=1"], ["--set", "=1"]],
+)
+def test_what_is_no_configuration_is_a_wrong_command(run: Run, door: FakeDoor, flags: list[str]) -> None:
+    ran = run("queue", "create", "jobs", *flags)
+    assert (ran.code, door.asked) == (2, [])
+
+
+def test_a_file_that_is_not_there_is_named(run: Run, tmp_path: Path) -> None:
+    ran = run("queue", "create", "jobs", "--config", f"@{tmp_path / 'none'}")
+    assert ran.code == 1
+    assert str(tmp_path / "none") in ran.stderr and "No such file" in ran.stderr
+
+
+def test_list_leaves_dead_letter_queues_out_and_says_so(run: Run, door: FakeDoor) -> None:
+    door.answers["GET queues"] = [
+        queue_view("dlq/jobs", is_dead_letters=True, depth=3),
+        queue_view(
+            "jobs",
+            depth=12345,
+            inflight=7,
+            retrying=2,
+            dlq_depth=3,
+            enqueue_rate=1234.5,
+            ack_rate=0.25,
+            groups=1,
+        ),
+    ]
+    ran = run("queue", "list")
+    head, row = ran.stdout.splitlines()
+    assert cells(head)[:4] == ["queue", "depth", "out", "retry"]
+    assert cells(row) == ["jobs", "12,345", "7", "2", "3", "1,234", "0.2", "0"]
+    assert "1 dead-letter queue not shown" in ran.stderr
+    assert len(run("queue", "list", "--all").stdout.splitlines()) == 3
+
+
+def test_an_empty_list_says_how_to_begin(run: Run, door: FakeDoor) -> None:
+    door.answers["GET queues"] = []
+    assert "sluice queue create" in run("queue", "list").stdout
+
+
+def test_show_tells_figures_groups_and_partitions(run: Run, door: FakeDoor) -> None:
+    door.answers["GET queues/jobs"] = detail(
+        depth=6, max_depth=6, bytes=4096, dead={"max_retries": 2, "rejected": 1}
+    )
+    text = run("queue", "show", "jobs").stdout
+    assert "6 of 6, 4.0 KiB, full" in text
+    assert "3 (max_retries 2, rejected 1)" in text
+    assert "1 partition more, empty" in text
+    assert any(cells(line)[:3] == ["work", "6", "4"] for line in text.splitlines())
+
+
+def test_config_shows_what_differs_from_the_default(run: Run, door: FakeDoor) -> None:
+    door.answers["GET queues/jobs/config"] = {
+        "name": "jobs",
+        "partitions": 4,
+        "limits": {"message_ttl": "7d"},
+    }
+    rows = [cells(line) for line in run("queue", "config", "jobs").stdout.splitlines()[1:]]
+    assert rows == [["name", "jobs"], ["partitions", "4", "10"], ["limits.message_ttl", "7d"]]
+
+
+def test_config_sends_only_what_changes_and_shows_that(run: Run, door: FakeDoor) -> None:
+    door.answers["PUT queues/jobs/config"] = {
+        "name": "jobs",
+        "partitions": 4,
+        "limits": {"max_queue_depth": 5},
+    }
+    ran = run("queue", "config", "jobs", "--set", "limits.max_queue_depth=5")
+    assert door.last.body == {"limits": {"max_queue_depth": 5}}
+    assert [cells(line) for line in ran.stdout.splitlines()[1:]] == [
+        ["limits.max_queue_depth", "5", "100000"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "call"),
+    [
+        (["queue", "purge", "jobs"], "POST queues/jobs/purge"),
+        (["queue", "delete", "jobs"], "DELETE queues/jobs"),
+        (["group", "delete", "jobs", "work"], "DELETE queues/jobs/groups/work"),
+        (["dlq", "purge", "jobs", "--all"], "POST queues/jobs/dlq/purge"),
+        (["dlq", "retry", "jobs", "--all"], "POST queues/jobs/dlq/retry"),
+    ],
+)
+def test_what_cannot_be_undone_is_not_done_without_a_yes(
+    run: Run, door: FakeDoor, command: list[str], call: str
+) -> None:
+    door.answers |= {
+        "GET queues/jobs/stats": queue_view(depth=3),
+        "GET queues/jobs/groups/work": group_view(),
+        "GET queues/jobs/dlq": [letter("9-0")],
+        "POST queues/jobs/purge": {"purged": 3},
+        "POST queues/jobs/dlq/purge": {"purged": 1},
+        "POST queues/jobs/dlq/retry": {"retried": 1, "skipped": 0, "left": 0},
+        "DELETE queues/jobs": None,
+        "DELETE queues/jobs/groups/work": None,
+    }
+    ran = run(*command)
+    assert ran.code == 2
+    assert "Add --yes" in ran.stderr
+    assert call not in door.calls()
+    ran = run(*command, "--yes", "--json")
+    assert ran.code == 0
+    json.loads(ran.stdout)
+    assert door.calls()[-1] == call
+
+
+# Groups
+
+
+def test_groups_are_listed_made_and_moved(run: Run, door: FakeDoor) -> None:
+    door.answers |= {
+        "GET queues/jobs/groups": [group_view()],
+        "POST queues/jobs/groups": group_view("audit", lag=2),
+        "POST queues/jobs/groups/work/seek": group_view(lag=9),
+    }
+    row = cells(run("group", "list", "jobs").stdout.splitlines()[1])
+    assert row[:7] == ["work", "6", "4", "1", "1", "2", "1"]
+    assert run("group", "create", "jobs", "audit", "--start", "latest").code == 0
+    assert door.last.body == {"name": "audit", "start": "latest"}
+    assert "9 messages to go" in run("seek", "jobs", "work", "--to", "@1700000000").stdout
+    assert door.last.body == {"to": "@1700000000"}
+
+
+def test_a_group_shows_its_books_and_its_consumers(run: Run, door: FakeDoor) -> None:
+    door.answers["GET queues/jobs/groups/work"] = group_view(consumers=[consumer_view()])
+    text = run("group", "show", "jobs", "work").stdout
+    assert "9 enqueued = 4 waiting + 1 delivered + 1 retrying + 2 acked + 1 dead" in text
+    assert "worker-1" in text
+
+
+@pytest.mark.parametrize(
+    ("facts", "state"),
+    [
+        ({}, "ok"),
+        ({"stalled": True}, "stalled"),
+        ({"connected": False}, "away"),
+        ({"slow": True}, "slow"),
+        ({"exclusive": True, "priority": 2}, "ok, exclusive, priority 2"),
+    ],
+)
+def test_a_consumer_tells_how_it_is(run: Run, door: FakeDoor, facts: dict[str, Any], state: str) -> None:
+    door.answers["GET queues/jobs/consumers"] = [consumer_view(**facts), consumer_view("x", group="other")]
+    row = cells(run("consumers", "jobs", "--group", "work").stdout.splitlines()[1])
+    assert row[:5] == ["worker-1", "work", "0-2, 5", "3", "100"]
+    assert row[-1] == state
+    assert len(json.loads(run("consumers", "jobs", "--json").stdout)) == 2
+
+
+# Messages
+
+
+def test_peek_asks_for_what_was_wanted(run: Run, door: FakeDoor) -> None:
+    door.answers["GET queues/jobs/messages"] = [message_view(payload="two\nlines"), message_view("m-2", None)]
+    ran = run("peek", "jobs", "--group", "work", "--partition", "0", "--start", "5", "--limit", "2")
+    assert door.last.query == {"group": "work", "partition": "0", "start": "5", "limit": "2"}
+    rows = [cells(line) for line in ran.stdout.splitlines()[1:]]
+    assert [row[0] for row in rows] == ["m-1", "m-2"]
+    assert rows[0][-1] == "two\\nlines"
+    assert rows[1][-1] == "(2 B, not text)"
+
+
+def test_peek_full_shows_properties_and_the_payload_as_it_is(run: Run, door: FakeDoor) -> None:
+    message = message_view(payload='{"a":\n 1}\x1b[2J', key="k", properties=[["site", "north"]], attempt=2)
+    door.answers["GET queues/jobs/messages"] = [message]
+    text = run("peek", "jobs", "--full").stdout
+    assert "+ site" in text and "north" in text
+    assert "attempt 2" in text
+    assert text.endswith('{"a":\n 1}\\x1b[2J\n')
+
+
+def test_peek_full_shows_how_a_payload_begins_that_is_not_text(run: Run, door: FakeDoor) -> None:
+    door.answers["GET queues/jobs/messages"] = [message_view(payload=None)]
+    assert run("peek", "jobs", "--full").stdout.endswith("not text: ff ff\n")
+
+
+# Dead letters
+
+
+def test_dead_letters_are_listed_with_their_story(run: Run, door: FakeDoor) -> None:
+    door.answers["GET queues/jobs/dlq"] = [letter("9-0")]
+    flags = [
+        "--reason",
+        "max_retries",
+        "--group",
+        "work",
+        "--since",
+        "2026-03-01T11:00:00",
+        "--contains",
+        "png",
+    ]
+    row = cells(run("dlq", "list", "jobs", *flags).stdout.splitlines()[1])
+    assert row[0] == "9-0" and row[2:] == ["max_retries", "work", "3", "not an image", "broken.png"]
+    assert door.last.query == {
+        "reason": "max_retries",
+        "group": "work",
+        "since": "2026-03-01T11:00:00.000+00:00",
+        "contains": "png",
+        "limit": "50",
+    }
+
+
+def test_since_may_be_a_duration(run: Run, door: FakeDoor) -> None:
+    door.answers["GET queues/jobs/dlq"] = []
+    run("dlq", "list", "jobs", "--since", "2h")
+    assert door.last.query["since"].endswith("+00:00")
+    ran = run("dlq", "list", "jobs", "--since", "yesterday")
+    assert ran.code == 2
+    assert "neither a time nor a duration" in ran.stderr
+
+
+def test_one_dead_letter_tells_its_story_in_words(run: Run, door: FakeDoor) -> None:
+    door.answers["GET queues/jobs/dlq/9-0"] = letter("9-0")
+    text = run("dlq", "show", "jobs", "9-0").stdout
+    assert "max_retries: not an image" in text
+    assert "was-9-0, queue jobs" in text
+    assert "rejectionReason" not in text
+    assert text.endswith("broken.png\n")
+    assert "rejectionReason" in run("dlq", "show", "jobs", "9-0", "--json").stdout
+
+
+def test_retry_of_one_asks_nothing(run: Run, door: FakeDoor) -> None:
+    door.answers["GET queues/jobs/dlq/9-0"] = letter("9-0")
+    door.answers["POST queues/jobs/dlq/9-0/retry"] = {"retried": 1, "skipped": 0, "left": 0}
+    ran = run("dlq", "retry", "jobs", "9-0", "--to-all")
+    assert (ran.code, ran.stdout) == (0, "Put 1 dead letter back into jobs.\n")
+    assert door.last.body == {"to_all": True}
+
+
+def test_a_dead_letter_that_somebody_works_on_is_a_failure(run: Run, door: FakeDoor) -> None:
+    door.answers["GET queues/jobs/dlq/9-0"] = letter("9-0")
+    door.answers["POST queues/jobs/dlq/9-0/retry"] = {"retried": 0, "skipped": 1, "left": 0}
+    ran = run("dlq", "retry", "jobs", "9-0")
+    assert (ran.code, ran.stdout) == (1, "")
+    assert "somebody works on it" in ran.stderr
+
+
+def test_a_dry_run_changes_nothing_and_counts(run: Run, door: FakeDoor) -> None:
+    letters = [letter(f"9-{nth:03}", "rejected" if nth % 3 else "timeout") for nth in range(150)]
+    door.answers["GET queues/jobs/dlq"] = lambda asked: [
+        one for one in letters if one["message_id"] > asked.query.get("after", "")
+    ][: int(asked.query["limit"])]
+    text = run("dlq", "retry", "jobs", "--group", "work", "--dry-run").stdout
+    assert "150 dead letters in all: rejected 100, timeout 50" in text
+    assert len(text.splitlines()) == 7
+    told = json.loads(run("dlq", "purge", "jobs", "--group", "work", "--dry-run", "--json").stdout)
+    assert (told["would_purge"], told["more"]) == (150, False)
+    assert {one.verb for one in door.asked} == {"GET"}
+
+
+def test_many_are_put_back_batch_by_batch_until_none_is_left(run: Run, door: FakeDoor) -> None:
+    left = [1200, 700, 200, 0]
+    door.answers["GET queues/jobs/dlq"] = [letter("9-0")]
+    door.answers["POST queues/jobs/dlq/retry"] = lambda asked: {
+        "retried": 500,
+        "skipped": 0,
+        "left": left.pop(0),
+    }
+    ran = run("dlq", "retry", "jobs", "--reason", "timeout", "--yes", "--json")
+    assert json.loads(ran.stdout) == {"retried": 2000, "skipped": 0, "left": 0}
+    assert door.last.body == {"reason": "timeout", "limit": 500, "to_all": False}
+
+
+def test_putting_back_ends_when_only_busy_ones_are_left(run: Run, door: FakeDoor) -> None:
+    answers = [{"retried": 3, "skipped": 2, "left": 2}, {"retried": 0, "skipped": 2, "left": 2}]
+    door.answers["GET queues/jobs/dlq"] = [letter("9-0")]
+    door.answers["POST queues/jobs/dlq/retry"] = lambda asked: answers.pop(0)
+    ran = run("dlq", "retry", "jobs", "--all", "--yes")
+    assert "Put 3 dead letters back into jobs, 2 skipped" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    "chosen", [[], ["9-0", "--all"], ["--all", "--reason", "timeout"], ["9-0", "--group", "g"]]
+)
+@pytest.mark.parametrize("verb", ["retry", "purge"])
+def test_which_dead_letters_must_be_said_once(run: Run, door: FakeDoor, verb: str, chosen: list[str]) -> None:
+    ran = run("dlq", verb, "jobs", *chosen, "--yes")
+    assert (ran.code, door.asked) == (2, [])
+
+
+def test_one_dead_letter_is_thrown_away(run: Run, door: FakeDoor) -> None:
+    door.answers["GET queues/jobs/dlq/9-0"] = letter("9-0")
+    door.answers["DELETE queues/jobs/dlq/9-0"] = None
+    assert json.loads(run("dlq", "purge", "jobs", "9-0", "--yes", "--json").stdout) == {"purged": 1}
+
+
+# What is going on
+
+
+def test_explain_puts_the_summary_on_top_and_what_to_do_below(run: Run, door: FakeDoor) -> None:
+    door.answers["GET messages/m-1"] = {"queues": ["jobs"]}
+    door.answers["GET queues/jobs/messages/m-1"] = biography()
+    lines = [line.strip() for line in run("explain", "m-1").stdout.splitlines()]
+    assert lines[:2] == ["m-1 in jobs", "m-1 is dead: it failed once in group work."]
+    assert "2026-03-01 12:00:01.500  +1.5s → delivered to worker-1, attempt 1" in lines
+    assert any(line.endswith("✗ nacked by worker-1, attempt 1: not an image") for line in lines)
+    assert any(cells(line)[:2] == ["work", "dead"] and "max_retries allows" in line for line in lines)
+    assert lines[-2:] == ["What to do", "sluice dlq retry jobs m-1"]
+
+
+def test_explain_of_a_message_in_several_queues_tells_each_life(run: Run, door: FakeDoor) -> None:
+    door.answers["GET messages/m-1"] = {"queues": ["jobs", "copies"]}
+    door.answers["GET queues/jobs/messages/m-1"] = biography()
+    door.answers["GET queues/copies/messages/m-1"] = biography(
+        queue="copies", states=[], events=[], dead_letters=[]
+    )
+    text = run("explain", "m-1").stdout
+    assert "m-1 in jobs" in text and "m-1 in copies" in text
+    assert len(json.loads(run("explain", "m-1", "--json").stdout)) == 2
+    assert json.loads(run("explain", "m-1", "--queue", "jobs", "--json").stdout)["queue"] == "jobs"
+
+
+def test_a_message_that_nobody_knows_is_exit_code_3(run: Run, door: FakeDoor) -> None:
+    door.answers["GET messages/m-1"] = {"queues": []}
+    ran = run("explain", "m-1")
+    assert ran.code == 3
+    assert "no queue knows a message 'm-1'" in ran.stderr
+
+
+def test_doctor_tells_the_first_reason_first_and_ends_with_5(run: Run, door: FakeDoor) -> None:
+    findings = [
+        {
+            "code": "no-consumer",
+            "what": "Group work has no consumer.",
+            "do": "sluice consume jobs --group work",
+            "is_fault": True,
+        },
+        {"code": "dead", "what": "3 messages are dead.", "do": "sluice dlq list jobs", "is_fault": True},
+        {"code": "depth", "what": "6 messages wait.", "do": "", "is_fault": False},
+    ]
+    door.answers["GET queues/jobs/diagnosis"] = {"queue": "jobs", "healthy": False, "findings": findings}
+    ran = run("doctor", "jobs", "--group", "work")
+    assert door.last.query == {"group": "work"}
+    assert ran.code == 5
+    assert ran.stdout.splitlines() == [
+        "✗ Group work has no consumer.",
+        "  sluice consume jobs --group work",
+        "",
+        "Also",
+        "✗ 3 messages are dead.",
+        "  sluice dlq list jobs",
+        "· 6 messages wait.",
+    ]
+    assert (run("doctor", "jobs", "--json").code, run("doctor", "jobs", "--json").stderr) == (5, "")
+
+
+def test_doctor_of_a_healthy_queue_ends_with_0(run: Run, door: FakeDoor) -> None:
+    door.answers["GET queues/jobs/diagnosis"] = {"queue": "jobs", "healthy": True, "findings": []}
+    ran = run("doctor", "jobs")
+    assert (ran.code, ran.stdout) == (0, "✓ jobs is well.\n")
+
+
+def test_verify_ends_with_5_when_the_books_are_wrong(run: Run, door: FakeDoor) -> None:
+    door.answers["GET verify"] = []
+    assert run("verify").code == 0
+    assert json.loads(run("verify", "--json").stdout) == {"healthy": True, "faults": []}
+    door.answers["GET verify"] = ["jobs/work: 9 enqueued and 8 accounted for"]
+    ran = run("verify")
+    assert ran.code == 5
+    assert "jobs/work: 9 enqueued and 8 accounted for" in ran.stdout
+    assert run("verify", "--json").code == 5
+
+
+def test_top_shows_one_frame_when_nobody_watches(run: Run, door: FakeDoor) -> None:
+    queues = [
+        queue_view("a", depth=2),
+        queue_view("b", depth=5),
+        queue_view("dlq/a", is_dead_letters=True, depth=9),
+    ]
+    door.answers["GET live"] = events(("hello", {}), ("queues", {"node": node_view(), "queues": queues}))
+    text = run("top").stdout
+    assert text.startswith("local  0.1.0  up 2h 5m")
+    assert [cells(line)[0] for line in text.splitlines()[3:]] == ["b", "a"]
+    assert [cells(line)[0] for line in run("top", "--sort", "name", "--all").stdout.splitlines()[3:]] == [
+        "a",
+        "b",
+        "dlq/a",
+    ]
+
+
+def test_top_as_json_is_a_line_per_frame(run: Run, door: FakeDoor) -> None:
+    frame = {"node": node_view(), "queues": [queue_view()]}
+    door.answers["GET live"] = events(("queues", frame), ("queues", frame))
+    assert [json.loads(line) for line in run("top", "--json").stdout.splitlines()] == [frame, frame]
+    assert len(run("top", "--json", "--once").stdout.splitlines()) == 1
+
+
+def test_top_that_is_refused_says_so(run: Run, door: FakeDoor) -> None:
+    door.answers["GET live"] = Refusal(403, "not_allowed", "mary may not look", "Ask an administrator")
+    ran = run("top")
+    assert (ran.code, ran.stdout) == (1, "")
+    assert "mary may not look" in ran.stderr
+
+
+def test_nodes_tell_version_and_age(run: Run, door: FakeDoor) -> None:
+    door.answers["GET node"] = node_view(messages=1234, bytes_received=2048)
+    door.answers["GET nodes"] = [node_view(), node_view(name="other")]
+    text = run("node").stdout
+    assert "2h 5m" in text and "1,234 messages" in text and "2.0 KiB" in text
+    assert [cells(line)[0] for line in run("nodes").stdout.splitlines()] == ["node", "local", "other"]
+
+
+# How it looks
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_no_line_is_wider_than_the_terminal(run: Run, door: FakeDoor, columns: int) -> None:
+    long = "tasks/image/large/thumbnails/of/every/tenant/in/the/north"
+    many = {"depth": 12_345_678, "enqueue_rate": 123_456.0, "ack_rate": 123_456.0, "inflight": 99_999}
+    door.answers |= {
+        "GET queues": [queue_view(long, **many, retrying=99_999, dlq_depth=99_999, active_consumers=1000)],
+        "GET queues/jobs": detail(long, **many),
+        "GET queues/jobs/messages": [message_view("m" * 36, "x" * 500, key="customer-1234567890", attempt=3)],
+        "GET queues/jobs/dlq": [letter("9-" + "0" * 20)],
+        "GET queues/jobs/consumers": [
+            consumer_view("worker-with-a-long-name-" * 3, partitions=[1, 3, 5, 7, 9, 11])
+        ],
+        "GET queues/jobs/messages/m-1": biography(summary="It failed. " * 30),
+        "GET live": events(("queues", {"node": node_view(), "queues": [queue_view(long, **many)]})),
+        "GET nodes": [node_view(bytes_sent=10**12, messages=10**8)],
+    }
+    for command in (
+        ["queue", "list"],
+        ["queue", "show", "jobs"],
+        ["peek", "jobs"],
+        ["peek", "jobs", "--full"],
+        ["dlq", "list", "jobs"],
+        ["consumers", "jobs"],
+        ["explain", "m-1", "--queue", "jobs"],
+        ["top", "--once"],
+        ["nodes"],
+    ):
+        ran = run(*command, COLUMNS=str(columns))
+        assert ran.code == 0
+        body = ran.stdout.splitlines()[: -1 if "--full" in command else None]  # a payload is shown as it is
+        assert max(len(line) for line in body) <= columns, ran.stdout
+        assert "…" not in ran.stdout or command[0] in ("peek", "dlq"), ran.stdout
+
+
+def test_a_long_payload_leaves_the_other_columns_whole(run: Run, door: FakeDoor) -> None:
+    door.answers["GET queues/jobs/messages"] = [message_view("20-0", "x" * 500, key="cat")]
+    head, row = run("peek", "jobs", COLUMNS="80").stdout.splitlines()
+    assert cells(head) == ["message", "place", "age", "state", "key", "payload"]
+    assert cells(row)[0] == "20-0" and cells(row)[3:5] == ["waiting", "cat"]
+    assert len(row) == 80 and row.endswith("x…")
+
+
+def test_a_number_is_never_broken_at_80_columns(run: Run, door: FakeDoor) -> None:
+    door.answers["GET queues"] = [
+        queue_view("tasks/image/large", depth=12_345_678, dlq_depth=1_234, ack_rate=98_765)
+    ]
+    text = run("queue", "list", COLUMNS="80").stdout
+    for number in ("12,345,678", "1,234", "98,765"):
+        assert number in text
+
+
+def test_a_pipe_gets_whole_values_without_colour_or_trailing_blanks(run: Run, door: FakeDoor) -> None:
+    name = "a-very-long-name/" * 12 + "end"
+    door.answers["GET queues"] = [queue_view(name, depth=1)]
+    text = run("queue", "list").stdout
+    assert name in text
+    assert "\x1b" not in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_names_that_hold_escapes_stay_harmless(run: Run, door: FakeDoor) -> None:
+    evil = "\x1b]0;owned\x07\u202e"
+    door.answers |= {
+        "GET queues/jobs/consumers": [consumer_view(evil)],
+        "GET queues/jobs/messages": [message_view(evil, evil, key=evil, consumer=evil, state="delivered")],
+        "GET queues/jobs/dlq/9-0": letter(evil) | {"properties": [[evil, evil]], "headers": {evil: evil}},
+        "GET queues/jobs/messages/m-1": biography(message_id=evil, summary=evil, queue=evil),
+        "GET queues/jobs/diagnosis": Refusal(404, "unknown_queue", evil, evil),
+    }
+    for command in (
+        ["consumers", "jobs"],
+        ["peek", "jobs"],
+        ["peek", "jobs", "--full"],
+        ["dlq", "show", "jobs", "9-0"],
+        ["explain", "m-1", "--queue", "jobs"],
+        ["doctor", "jobs"],
+    ):
+        ran = run(*command)
+        for sign in ("\x1b", "\x07", "\u202e"):
+            assert sign not in ran.stdout + ran.stderr, command

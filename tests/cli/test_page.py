@@ -1,0 +1,45 @@
+"""docs/cli.md tells of every command there is, by an example, and of no other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from sluice.cli import app
+from sluice.cli.options import VARIABLES
+
+PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
+
+
+def commands(command: Any, name: str = "sluice") -> Iterator[str]:
+    below = getattr(command, "commands", None)
+    if not below:
+        yield name
+    for word, part in (below or {}).items():
+        yield from commands(part, f"{name} {word}")
+
+
+ALL = list(commands(typer.main.get_command(app)))
+
+
+def test_every_command_has_an_example() -> None:
+    examples = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S) for line in block.splitlines()]
+    for name in ALL:
+        assert any(re.search(rf"(^|\| ){name}( |$)", line) for line in examples), name
+
+
+def test_every_example_is_a_command() -> None:
+    for line in (line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S) for line in block.splitlines()):
+        for found in re.findall(r"(?:^|\| )(sluice [^|]*)", line):
+            if found.startswith("sluice --"):
+                continue
+            assert any(found.startswith(name) for name in ALL), line
+
+
+def test_every_variable_is_told() -> None:
+    for name in VARIABLES:
+        assert f"`{name}`" in PAGE
