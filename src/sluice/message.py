@@ -17,7 +17,7 @@ from librt.strings import (
     write_i32_le,
     write_i64_le,
 )
-from mypy_extensions import i16, i32, i64
+from mypy_extensions import i16, i32, i64, mypyc_attr
 
 # The flags of a kept message. The low four bits are its priority.
 PRIORITY_BITS: Final = 0x0F
@@ -28,6 +28,7 @@ COMPRESSED: Final = 0x40
 _SCRATCH: Final = BytesWriter()  # where the small fields of a body are put together, in the loop's thread
 
 
+@mypyc_attr(acyclic=True)
 class Message:
     def __init__(self, payload: bytes, props: bytes = b"", key: bytes = b"", message_id: bytes = b"") -> None:
         self.payload: bytes = payload
@@ -48,8 +49,8 @@ class Message:
         return 200 + len(self.payload) + len(self.props) + len(self.headers) + len(self.key) + len(self.topic)
 
 
-def encode_body(message: Message, payload: bytes) -> bytes:
-    """What stands behind the header of its record; `payload` is the message's own or a compressed form of it."""
+def encode_start(message: Message) -> bytes:
+    """What stands behind the header of its record and in front of its payload."""
     out = _SCRATCH
     out.truncate(0)
     write_i64_le(out, message.enqueued_at)
@@ -63,11 +64,11 @@ def encode_body(message: Message, payload: bytes) -> bytes:
     out.write(message.topic)
     out.write(message.props)
     out.write(message.headers)
-    return out.getvalue() + payload
+    return out.getvalue()
 
 
 def decode_body(body: bytes) -> Message:
-    """The message of a body that `encode_body` made; its payload as it was kept."""
+    """The message of a body: what `encode_start` made, and its payload as it was kept."""
     at: i64 = 28
     end: i64 = at + i64(read_i32_le(body, 8))
     message_id = body[at:end]

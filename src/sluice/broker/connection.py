@@ -54,8 +54,10 @@ class Connection(Deadline):
         self.peer_limit: i64 = NO_LIMIT  # the client's maximum packet size
         self.explain: bool = True  # the client wants reason strings
         self.alias_limit: i64 = 0  # outgoing topic aliases we may use
+        self.is_simple: bool = False  # speaks 5.0, takes packets of any size and no aliases
         self._aliases_out: dict[bytes, int] | None = None
         self._aliases_in: dict[int, bytes] | None = None
+        self._last_topic: bytes = b""  # of the last PUBLISH that came
         self._framer: Framer | None = None  # only while a packet is incomplete
         self._out: BytesWriter | None = None
 
@@ -171,7 +173,8 @@ class Connection(Deadline):
             if session is None:
                 self._greet(data, head, body, end)
             elif kind == PUBLISH:
-                packet = decode_publish(data, head & 15, body, end, self.version)
+                packet = decode_publish(data, head & 15, body, end, self.version, self._last_topic)
+                self._last_topic = packet.topic
                 counters.publishes_received += 1
                 counters.publish_bytes_received += len(packet.payload)
                 session.on_publish(packet, self)
@@ -319,14 +322,15 @@ class Connection(Deadline):
             return False
         out = self.output()
         write_publish(out, message, topic, qos, retain, dup, packet_id, extra, self.version)
-        self._sent(message, out)
+        self.sent(len(message.payload), out)
         return True
 
-    def _sent(self, message: Publish, out: BytesWriter) -> None:
+    def sent(self, size: i64, out: BytesWriter) -> None:
+        """A PUBLISH with a payload of `size` bytes was written to `out`."""
         counters = self.broker.counters
         counters.packets_sent += 1
         counters.publishes_sent += 1
-        counters.publish_bytes_sent += len(message.payload)
+        counters.publish_bytes_sent += size
         if len(out) > FLUSH_AT:
             # Past this the transport must see it: only then does it tell us that the peer is slow.
             self.flush()
@@ -369,7 +373,7 @@ class Connection(Deadline):
             aliases[topic] = alias
         out = self.output()
         write_publish(out, message, name, qos, retain, dup, packet_id, extra, self.version)
-        self._sent(message, out)
+        self.sent(len(message.payload), out)
         return True
 
     # ---- the end

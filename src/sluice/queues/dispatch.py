@@ -30,11 +30,14 @@ def offer(engine: Engine, cursor: Cursor) -> None:
     if consumer is None or cursor.fetching:
         return
     partition = cursor.partition
+    alone = len(partition.cursors) == 1
     while consumer.has_room():
         seq = cursor.choose()
         if seq < 0:
             return
-        message = partition.young.get(int(seq))
+        number: object = int(seq)
+        message = partition.young.get(number)
+        is_young = message is not None
         if message is None:
             if cursor.ahead_seq != seq:
                 cursor.put_back(seq, partition.priority(seq), cursor.key_of(seq))
@@ -49,6 +52,9 @@ def offer(engine: Engine, cursor: Cursor) -> None:
             cursor.put_back(seq, partition.priority(seq), cursor.key_of(seq))
             expire(engine, partition, seq, message)
             continue
+        if is_young and alone:
+            del partition.young[number]
+            engine.young.bytes -= message.size()
         _lease(engine, cursor, seq, message, consumer)
 
 
@@ -57,7 +63,8 @@ def _lease(engine: Engine, cursor: Cursor, seq: i64, message: Message, consumer:
     group = cursor.group
     queue = group.queue
     now = engine.now
-    lease = cursor.leases.get(number)
+    # While every lease is out, what is chosen has none.
+    lease = cursor.leases.get(number) if len(cursor.leases) > cursor.out else None
     if lease is None:
         lease = Lease(cursor, seq, cursor.key_of(seq))
         lease.first_at = now
@@ -88,8 +95,6 @@ def _lease(engine: Engine, cursor: Cursor, seq: i64, message: Message, consumer:
         engine.timers.watch(queue, lease.deadline)
     if message.id:
         group.add_name(lease, message.id)
-    if len(cursor.partition.cursors) == 1:
-        engine.young.drop(cursor.partition, seq)
     consumer.deliver(lease)
 
 

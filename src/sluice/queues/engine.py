@@ -20,7 +20,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from sluice.errors import MessageTooLarge, UnknownQueue
-from sluice.message import COMPRESSED, DELAYED, PRIORITY_BITS, TARGETED, Message, encode_body, fnv1a32
+from sluice.message import COMPRESSED, DELAYED, PRIORITY_BITS, TARGETED, Message, encode_start, fnv1a32
 from sluice.queues import dead_letters, dispatch, lifecycle, reading, removal, settling
 from sluice.queues import journal as notes
 from sluice.queues.cursor import Cursor
@@ -36,6 +36,7 @@ from sluice.queues.rules import STRICT, Rules
 from sluice.queues.segments import Segments
 from sluice.queues.timers import RETENTION_STEPS, Timers
 from sluice.queues.young import Young
+from sluice.store.protocol import HEADER_BYTES
 
 COMPRESS_FROM: Final = 256  # smaller payloads do not get smaller
 NEAR: Final = 4096  # a consumer that is not further behind gets new messages from memory
@@ -179,9 +180,11 @@ class Engine:
             if len(packed) < len(payload):
                 payload = packed
                 flags |= COMPRESSED
-        body = encode_body(message, payload)
-        address = self.journal.add_message(partition, flags, seq, key, expires, time, body, rules.sync)
-        size: i64 = 40 + len(body)
+        start = encode_start(message)
+        address = self.journal.add_message(
+            partition, flags, seq, key, expires, time, start, payload, rules.sync
+        )
+        size: i64 = HEADER_BYTES + len(start) + len(payload)
         partition.append(address, size, key, expires, flags, left, now_ms)
         self.segments.add(address, size)
         queue.depth += 1
@@ -216,8 +219,9 @@ class Engine:
 
     def frame_done(self, frame: Frame) -> None:
         """The store has the frame: only now do publishers hear of it, and consumers see its messages."""
+        tags = frame.tags
         for nth, publisher in enumerate(frame.publishers):
-            publisher.stored(frame.tags[nth])
+            publisher.stored(tags[nth])
         for nth, partition in enumerate(frame.partitions):
             if partition.committed < frame.reached[nth]:
                 partition.committed = frame.reached[nth]

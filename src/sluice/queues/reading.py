@@ -92,7 +92,7 @@ def rewrite(engine: Engine, data: bytes, address: i64) -> bool:
     if partition is None or partition.address(record.seq) != address:
         return False
     moved = engine.journal.add_message(
-        partition, record.flags, record.seq, record.key, record.expires, record.time, record.body, False
+        partition, record.flags, record.seq, record.key, record.expires, record.time, record.body, b"", False
     )
     partition.move(record.seq, moved)
     engine.segments.drop(address, record.size)

@@ -31,7 +31,9 @@ COMPACT_AT_ONCE: Final = 256  # messages that compaction moves in one go
 class Runner:
     """`flushed` is called when the engine has said all it has to say for now: whatever it made consumers and publishers
     write can leave. `report` gets alerts and warnings. `call_later` is the loop's. `settle_seconds` is how long
-    settlements alone wait for something more urgent to ride with: a frame of their own costs as much as a full one."""
+    settlements alone wait for something more urgent to ride with: a frame of their own costs as much as a full one.
+    With `call_soon`, the loop's, a frame that follows another at once waits for one look at the sockets first: under
+    load that makes frames fewer and larger, and costs nobody a timer."""
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class Runner:
         flushed: Callable[[], None],
         report: Callable[[list[Alert], list[str]], None],
         settle_seconds: float = 0.0,
+        call_soon: Callable[[Callable[[], None]], Any] | None = None,
     ) -> None:
         self.engine: Engine = engine
         self.on_made: Callable[[Queue], None] | None = None  # hears of queues that the engine made by itself
@@ -52,6 +55,9 @@ class Runner:
         self._flushed = flushed
         self._report = report
         self._settle_seconds = settle_seconds
+        self._call_soon = call_soon
+        self._gathering: bool = False  # a frame was just kept: what its answers bring goes into the next one
+        self._gather: Callable[[], None] = self._gathered
         self._settle_timer: Any = None
         self._room_timer: Any = None
         self._wants_room: bool = False
@@ -128,16 +134,22 @@ class Runner:
             engine.reads = []
             for read in reads:
                 self.read(read.addresses, _ReadDone(self, read))
-        if self._frame is None and engine.journal.waits():
+        if self._frame is None and not self._gathering and engine.journal.waits():
             if self._settle_seconds and not self._waiting_next and not engine.journal.hurries():
                 if self._settle_timer is None:
                     self._settle_timer = self._call_later(self._settle_seconds, self._commit_settled)
             else:
                 self._commit()
 
+    def _gathered(self) -> None:
+        self._gathering = False
+        if not self._closed:
+            self._pump()
+
     def _commit_settled(self) -> None:
         self._settle_timer = None
         if self._frame is None and not self._closed and self.engine.journal.waits():
+            self._gathering = False
             self.engine.now = self._clock()
             self._commit()
 
@@ -178,6 +190,9 @@ class Runner:
         waiting = self._waiting
         self._waiting = []
         self.engine.now = self._clock()
+        if self._call_soon is not None and self.engine.journal.waits():
+            self._gathering = True
+            self._call_soon(self._gather)
         self.engine.frame_done(frame)
         self.end_turn()
         if self.engine.segments.emptied and self._room_timer is None:
