@@ -43,9 +43,10 @@ class Message:
         self.deliver_at: i64 = 0  # milliseconds since 1970; 0: at once
         self.expires: i64 = 0  # seconds since 1970; 0: never
         self.enqueued_at: i64 = 0  # milliseconds since 1970
+        self.cost: i64 = 0  # its size, as long as the cache of bodies holds it
 
     def size(self) -> i64:
-        """About how much memory it costs."""
+        """About how much memory it takes."""
         return 200 + len(self.payload) + len(self.props) + len(self.headers) + len(self.key) + len(self.topic)
 
 
@@ -67,26 +68,26 @@ def encode_start(message: Message) -> bytes:
     return out.getvalue()
 
 
-def decode_body(body: bytes) -> Message:
-    """The message of a body: what `encode_start` made, and its payload as it was kept."""
-    at: i64 = 28
-    end: i64 = at + i64(read_i32_le(body, 8))
-    message_id = body[at:end]
+def decode_body(data: bytes, start: i64 = 0) -> Message:
+    """The message whose body begins at `start`: what `encode_start` made, and its payload as it was kept."""
+    at: i64 = start + 28
+    end: i64 = at + i64(read_i32_le(data, start + 8))
+    message_id = data[at:end]
     at = end
-    end = at + i64(read_i32_le(body, 12))
-    key = body[at:end]
+    end = at + i64(read_i32_le(data, start + 12))
+    key = data[at:end]
     at = end
-    end = at + i64(read_i32_le(body, 16))
-    topic = body[at:end]
+    end = at + i64(read_i32_le(data, start + 16))
+    topic = data[at:end]
     at = end
-    end = at + i64(read_i32_le(body, 20))
-    props = body[at:end]
+    end = at + i64(read_i32_le(data, start + 20))
+    props = data[at:end]
     at = end
-    end = at + i64(read_i32_le(body, 24))
-    message = Message(body[end:], props, key, message_id)
+    end = at + i64(read_i32_le(data, start + 24))
+    message = Message(data[end:], props, key, message_id)
     message.topic = topic
-    message.headers = body[at:end]
-    message.enqueued_at = read_i64_le(body, 0)
+    message.headers = data[at:end]
+    message.enqueued_at = read_i64_le(data, start)
     return message
 
 

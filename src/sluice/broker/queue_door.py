@@ -69,7 +69,7 @@ from sluice.wire.reasons import (
     TOPIC_FILTER_INVALID,
     TOPIC_NAME_INVALID,
 )
-from sluice.wire.topics import has_wildcard, matches
+from sluice.wire.topics import begins, has_wildcard, matches
 
 if TYPE_CHECKING:
     from sluice.broker.admin_topics import AdminTopics
@@ -130,8 +130,7 @@ class QueueDoor:
 
     def takes(self, topic: bytes) -> bool:
         """Whether a topic is one of ours."""
-        head = topic[:7]
-        return head == PREFIX or head == ADMIN_PREFIX
+        return begins(topic, PREFIX) or begins(topic, ADMIN_PREFIX)
 
     def watch(self) -> None:
         if self.admin is not None:

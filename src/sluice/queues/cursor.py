@@ -43,7 +43,8 @@ class Cursor:
         self.fresh: i64 = floor
         self.leases: dict[int, Lease] = {}  # whatever was delivered once and is not settled
         self.done: set[int] = set()  # settled, above the floor, and kept for others or for its retention
-        self.fetching: bool = False
+        self.fetching: bool = False  # cannot go on before a body has come
+        self.reading: bool = False  # bodies are on their way that it will need
         self.ahead: Message | None = None  # the body that was waited for, whatever the cache makes of it
         self.ahead_seq: i64 = -1
         self.out: i64 = 0  # leased right now

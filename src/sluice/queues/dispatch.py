@@ -13,7 +13,7 @@ from sluice.queues.group import Group
 from sluice.queues.journal import PURGED
 from sluice.queues.partition import GONE, Partition
 from sluice.queues.ports import Consumer
-from sluice.queues.reading import BURY, EXPIRE, Read, message_of, read_ahead
+from sluice.queues.reading import AHEAD, BURY, DELIVER, EXPIRE, Read, message_of, read_for
 from sluice.queues.removal import expire, remove_for_all
 from sluice.queues.settling import body_came, bury, fail
 
@@ -41,7 +41,8 @@ def offer(engine: Engine, cursor: Cursor) -> None:
         if message is None:
             if cursor.ahead_seq != seq:
                 cursor.put_back(seq, partition.priority(seq), cursor.key_of(seq))
-                engine.reads.append(read_ahead(cursor, seq, engine.young.budget))
+                if not cursor.reading:
+                    read_for(engine, cursor, seq)
                 return
             message = cursor.ahead
             cursor.ahead = None
@@ -54,7 +55,7 @@ def offer(engine: Engine, cursor: Cursor) -> None:
             continue
         if is_young and alone:
             del partition.young[number]
-            engine.young.bytes -= message.size()
+            engine.young.bytes -= message.cost
         _lease(engine, cursor, seq, message, consumer)
 
 
@@ -121,8 +122,11 @@ def fetched(engine: Engine, read: Read, records: list[bytes | None]) -> None:
     cursor = read.cursor
     partition = read.partition
     if cursor is not None:
-        cursor.fetching = False
-    first = True
+        if read.what == AHEAD:
+            cursor.reading = False
+        else:
+            cursor.fetching = False
+    first = read.what == DELIVER
     for seq, address, data in zip(read.sequences, read.addresses, records, strict=True):
         here = partition.address(seq)
         if here == GONE:
@@ -133,7 +137,7 @@ def fetched(engine: Engine, read: Read, records: list[bytes | None]) -> None:
             _came(engine, read, seq, message, first)
         elif here == address:
             damaged(engine, partition, seq)
-        elif read.what != 0:
+        elif read.what == EXPIRE or read.what == BURY:
             # Compaction has moved it and given its old place back: ask again where it is now.
             again = Read(read.what, partition, [seq], [int(here)])
             again.lease = read.lease

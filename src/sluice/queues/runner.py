@@ -132,8 +132,10 @@ class Runner:
         if engine.reads:
             reads = engine.reads
             engine.reads = []
-            for read in reads:
-                self.read(read.addresses, _ReadDone(self, read))
+            addresses = reads[0].addresses
+            if len(reads) > 1:
+                addresses = [address for read in reads for address in read.addresses]
+            self.read(addresses, _ReadsDone(self, reads))
         if self._frame is None and not self._gathering and engine.journal.waits():
             if self._settle_seconds and not self._waiting_next and not engine.journal.hurries():
                 if self._settle_timer is None:
@@ -208,11 +210,15 @@ class Runner:
         else:
             self._store.read(addresses, done)
 
-    def read_done(self, read: Read, records: list[bytes | None]) -> None:
+    def reads_done(self, reads: list[Read], records: list[bytes | None]) -> None:
         if self._closed:
             return
         self.engine.now = self._clock()
-        self.engine.fetched(read, records)
+        at = 0
+        for read in reads:
+            end = at + len(read.addresses)
+            self.engine.fetched(read, records[at:end])
+            at = end
         self.end_turn()
         self._flushed()
 
@@ -346,13 +352,15 @@ class Runner:
         self._store.close()
 
 
-class _ReadDone:
-    def __init__(self, runner: Runner, read: Read) -> None:
+class _ReadsDone:
+    """All that a turn has asked for is read in one go."""
+
+    def __init__(self, runner: Runner, reads: list[Read]) -> None:
         self._runner = runner
-        self._read = read
+        self._reads = reads
 
     def __call__(self, records: list[bytes | None]) -> None:
-        self._runner.read_done(self._read, records)
+        self._runner.reads_done(self._reads, records)
 
 
 class _MoveDone:

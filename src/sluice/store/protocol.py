@@ -35,6 +35,9 @@ MESSAGE: Final = 1
 NOTE: Final = 2
 
 HEADER_BYTES: Final = 40
+FLAGS_AT: Final = 9  # where some of its fields stand
+EXPIRES_AT: Final = 28
+TIME_AT: Final = 32
 # A row of an index: address and the header of a message without its crc and spare bytes (see `write_row`).
 ROW_BYTES: Final = 40
 SMALL_BODY: Final = 512
