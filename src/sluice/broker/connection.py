@@ -291,6 +291,14 @@ class Connection(Deadline):
         )
         self.broker.counters.packets_sent += 1
 
+    def say_received(self, packet_id: i64) -> None:
+        """PUBACK with nothing to add: the same bytes in 3.1.1 and 5.0."""
+        out = self.output()
+        out.append(0x40)
+        out.append(2)
+        write_u16(out, packet_id)
+        self.broker.counters.packets_sent += 1
+
     def answer_filters(self, head: int, packet_id: int, reasons: list[int], why: str) -> None:
         """SUBACK or UNSUBACK."""
         properties = self.explained(why, 2 + len(reasons))

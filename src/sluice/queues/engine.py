@@ -219,9 +219,13 @@ class Engine:
 
     def frame_done(self, frame: Frame) -> None:
         """The store has the frame: only now do publishers hear of it, and consumers see its messages."""
-        tags = frame.tags
-        for nth, publisher in enumerate(frame.publishers):
-            publisher.stored(tags[nth])
+        runs = frame.runs
+        last: i64 = len(frame.publishers) - 1
+        run: i64 = 0
+        while run <= last:
+            end: i64 = runs[run + 1] if run < last else i64(len(frame.tags))
+            frame.publishers[run].all_stored(frame.tags, runs[run], end)
+            run += 1
         for nth, partition in enumerate(frame.partitions):
             if partition.committed < frame.reached[nth]:
                 partition.committed = frame.reached[nth]

@@ -48,6 +48,7 @@ class Frame:
         self.count: i64 = count
         self.sync: bool = sync
         self.publishers: list[Publisher] = []
+        self.runs: vec[i64] = vec[i64]()  # for each of them, where its tags begin
         self.tags: vec[i64] = vec[i64]()
         self.partitions: list[Partition] = []
         self.reached: list[int] = []  # for each of them the sequence up to which this frame goes
@@ -60,6 +61,8 @@ class Journal:
         self._sync: bool = False
         self._base: i64 = 0  # address of the frame's first record
         self._publishers: list[Publisher] = []
+        self._publisher: Publisher | None = None  # the last of them
+        self._runs: vec[i64] = vec[i64]()
         self._tags: vec[i64] = vec[i64]()
         self._partitions: list[Partition] = []
         self._dirty: list[Cursor] = []
@@ -127,7 +130,10 @@ class Journal:
             self._sync = True
 
     def add_receipt(self, publisher: Publisher, tag: i64) -> None:
-        self._publishers.append(publisher)
+        if publisher is not self._publisher:
+            self._publisher = publisher
+            self._publishers.append(publisher)
+            self._runs = append(self._runs, i64(len(self._tags)))
         self._tags = append(self._tags, tag)
 
     def add_dirty(self, cursor: Cursor) -> None:
@@ -160,6 +166,7 @@ class Journal:
             self.note_last = None
         frame = Frame(self._out.getvalue(), self._count, self._sync)
         frame.publishers = self._publishers
+        frame.runs = self._runs
         frame.tags = self._tags
         frame.partitions = self._partitions
         for partition in self._partitions:
@@ -169,6 +176,8 @@ class Journal:
         self._count = 0
         self._sync = False
         self._publishers = []
+        self._publisher = None
+        self._runs = vec[i64]()
         self._tags = vec[i64]()
         self._partitions = []
         return frame
