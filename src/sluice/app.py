@@ -129,7 +129,14 @@ class House:
         turn = broker.turn
         engine = Engine(self._rules_for, random.random, self._settings.queues.cache_bytes, ZstdCodec())
         runner = Runner(
-            engine, self._make_store(), steady_time, loop.call_later, turn.send, self._report, SETTLE_SECONDS
+            engine,
+            self._make_store(),
+            steady_time,
+            loop.call_later,
+            turn.send,
+            self._report,
+            SETTLE_SECONDS,
+            loop.call_soon,
         )
         recovery = runner.open(lambda name, text: read_config(json.loads(text), name).rules())
         self._runner = runner

@@ -244,6 +244,8 @@ class NotAllowed(AccessError):
     """Known, and not permitted."""
 
     def __init__(self, who: str, what: str, do: str = "") -> None:
-        super().__init__(f"{who} may not {what}", do or "Ask an administrator for the role or the rule it takes")
+        super().__init__(
+            f"{who} may not {what}", do or "Ask an administrator for the role or the rule it takes"
+        )
         self.who = who
         self.action = what

@@ -17,7 +17,7 @@ from librt.strings import (
     write_i32_le,
     write_i64_le,
 )
-from mypy_extensions import i16, i32, i64
+from mypy_extensions import i16, i32, i64, mypyc_attr
 
 # The flags of a kept message. The low four bits are its priority.
 PRIORITY_BITS: Final = 0x0F
@@ -28,6 +28,7 @@ COMPRESSED: Final = 0x40
 _SCRATCH: Final = BytesWriter()  # where the small fields of a body are put together, in the loop's thread
 
 
+@mypyc_attr(acyclic=True)
 class Message:
     def __init__(self, payload: bytes, props: bytes = b"", key: bytes = b"", message_id: bytes = b"") -> None:
         self.payload: bytes = payload
@@ -42,14 +43,15 @@ class Message:
         self.deliver_at: i64 = 0  # milliseconds since 1970; 0: at once
         self.expires: i64 = 0  # seconds since 1970; 0: never
         self.enqueued_at: i64 = 0  # milliseconds since 1970
+        self.cost: i64 = 0  # its size, as long as the cache of bodies holds it
 
     def size(self) -> i64:
-        """About how much memory it costs."""
+        """About how much memory it takes."""
         return 200 + len(self.payload) + len(self.props) + len(self.headers) + len(self.key) + len(self.topic)
 
 
-def encode_body(message: Message, payload: bytes) -> bytes:
-    """What stands behind the header of its record; `payload` is the message's own or a compressed form of it."""
+def encode_start(message: Message) -> bytes:
+    """What stands behind the header of its record and in front of its payload."""
     out = _SCRATCH
     out.truncate(0)
     write_i64_le(out, message.enqueued_at)
@@ -63,29 +65,29 @@ def encode_body(message: Message, payload: bytes) -> bytes:
     out.write(message.topic)
     out.write(message.props)
     out.write(message.headers)
-    return out.getvalue() + payload
+    return out.getvalue()
 
 
-def decode_body(body: bytes) -> Message:
-    """The message of a body that `encode_body` made; its payload as it was kept."""
-    at: i64 = 28
-    end: i64 = at + i64(read_i32_le(body, 8))
-    message_id = body[at:end]
+def decode_body(data: bytes, start: i64 = 0) -> Message:
+    """The message whose body begins at `start`: what `encode_start` made, and its payload as it was kept."""
+    at: i64 = start + 28
+    end: i64 = at + i64(read_i32_le(data, start + 8))
+    message_id = data[at:end]
     at = end
-    end = at + i64(read_i32_le(body, 12))
-    key = body[at:end]
+    end = at + i64(read_i32_le(data, start + 12))
+    key = data[at:end]
     at = end
-    end = at + i64(read_i32_le(body, 16))
-    topic = body[at:end]
+    end = at + i64(read_i32_le(data, start + 16))
+    topic = data[at:end]
     at = end
-    end = at + i64(read_i32_le(body, 20))
-    props = body[at:end]
+    end = at + i64(read_i32_le(data, start + 20))
+    props = data[at:end]
     at = end
-    end = at + i64(read_i32_le(body, 24))
-    message = Message(body[end:], props, key, message_id)
+    end = at + i64(read_i32_le(data, start + 24))
+    message = Message(data[end:], props, key, message_id)
     message.topic = topic
-    message.headers = body[at:end]
-    message.enqueued_at = read_i64_le(body, 0)
+    message.headers = data[at:end]
+    message.enqueued_at = read_i64_le(data, start)
     return message
 
 

@@ -363,3 +363,46 @@ async def test_a_message_is_found_without_its_queue(house: AdminHouse) -> None:
     join(worker, "$queue/c")
     settle(worker, "reject", take(worker)[0])
     assert await find(kept.message_id) == ["c"], "dead, it is known where it died"
+
+
+# ---- and its good end
+
+
+async def test_a_message_that_was_done_after_some_trouble_is_remembered_for_a_while(house: AdminHouse) -> None:
+    worker = house.worker()
+    house.publish(b"x", message_id="order-7")
+    settle(worker, "nack", take(worker)[0], description="disk full")
+    house.advance(5.0)
+    settle(worker, "ack", take(worker)[0])
+    life = await explain(house)
+    assert steps(life) == ["enqueued@0", "delivered@0", "nacked@0", "delivered@5", "acked@5"]
+    assert life.states[0].state == "acked" and "attempt 2" in life.states[0].why
+
+
+async def test_a_dead_letter_that_was_put_back_and_done_shows_its_whole_story(house: AdminHouse) -> None:
+    worker = house.worker()
+    house.publish(b"x", message_id="order-7")
+    settle(worker, "reject", take(worker)[0], description="no such customer")
+    await house.ask(house.admin.retry_dead_letter("tasks", "order-7"))
+    settle(worker, "ack", take(worker)[0])
+    life = await explain(house)
+    assert [event.what for event in life.events] == [
+        "enqueued",
+        "delivered",
+        "dead",
+        "redriven",
+        "delivered",
+        "acked",
+    ]
+    assert life.states[0].state == "acked"
+
+
+async def test_of_the_messages_that_came_to_a_good_end_the_last_ones_are_remembered(house: AdminHouse) -> None:
+    worker = house.worker()
+    for nth in range(3):
+        house.publish(b"x", message_id=f"order-{nth}")
+        settle(worker, "nack", take(worker)[0], delay="0s")
+        settle(worker, "ack", take(worker)[0])
+    past = house.admin._hands.engine.past
+    assert [len(past.of("tasks", f"order-{nth}")) for nth in range(3)] == [5, 5, 5]
+    assert past.of("tasks", "order-3") == [] and past.of("other", "order-1") == []

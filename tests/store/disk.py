@@ -147,6 +147,12 @@ class Disk(Files):
         self._check()
         return bytes(self._open[fd].data[at : at + size])
 
+    def write_synced(self, fd: int, parts: list[bytes], at: int) -> None:
+        inode = self._open[fd]
+        assert bytes(inode.data) == inode.synced, "it syncs its own bytes alone, and older ones wait"
+        self.write(fd, parts, at)
+        self.sync(fd)
+
     def sync(self, fd: int) -> None:
         self._change()
         if not self._off or self.draw.random() < 0.5:  # it may have succeeded, and nobody has heard of it

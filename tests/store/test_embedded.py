@@ -103,6 +103,10 @@ class CountingFiles(Files):
             raise OSError(self.fail_write, os.strerror(self.fail_write))
         super().write(fd, parts, at)
 
+    def write_synced(self, fd: int, parts: list[bytes], at: int) -> None:
+        self.write(fd, parts, at)
+        self.sync(fd)
+
     def sync(self, fd: int) -> None:
         assert self.may_sync.wait(PATIENCE_SECONDS)
         if self.fail_sync:
@@ -110,6 +114,15 @@ class CountingFiles(Files):
         super().sync(fd)
         self.syncs += 1
         self.synced.set()
+
+
+def test_bytes_that_are_written_and_synced_in_one_step_are_all_there(tmp_path: Path) -> None:
+    files = Files()
+    fd = files.create(str(tmp_path / "log"))
+    files.write(fd, [b"before"], 0)
+    files.write_synced(fd, [b"head", b"body" * 1000], 6)
+    assert files.read(fd, 5000, 0) == b"beforehead" + b"body" * 1000
+    files.close(fd)
 
 
 def test_neighbours_are_read_together(tmp_path: Path) -> None:
@@ -197,7 +210,9 @@ def test_a_write_that_the_system_takes_in_pieces_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole_pwritev, whole_pwrite = os.pwritev, os.pwrite
-    monkeypatch.setattr(os, "pwritev", lambda fd, parts, at: whole_pwritev(fd, [parts[0][:9]], at))
+    monkeypatch.setattr(
+        os, "pwritev", lambda fd, parts, at, flags=0: whole_pwritev(fd, [parts[0][:9]], at, flags)
+    )
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: whole_pwrite(fd, data[:100], at))
     store = StoreUnderTest(tmp_path / "store").open()
     addresses = store.commit(message(1, b"a" * 1000), message(2, b"b" * 1000))

@@ -44,8 +44,9 @@ async def biography(hands: Hands, name: str, message_id: str) -> Biography:
     life = Life(message_id, place or place_of(hands, queue, message_id), message)
     if message is None or _some_group_is_done(life.place):
         life.letters = await _letters(hands, queue, message_id)
+    life.past = hands.engine.past.of(queue.name, message_id)
     stored_at = queue.stored_at(message_id.encode("utf-8", "replace"))
-    if life.place is None and not life.letters and not stored_at:
+    if life.place is None and not life.letters and not life.past and not stored_at:
         return await biography(hands, name, await _name_before_death(hands, queue, message_id))
     now = hands.look()
     states = states_of(queue, life, now)
@@ -132,8 +133,9 @@ def _events(life: Life, stored_at: float) -> list[Event]:
     sources = [_beginning(letter) for _, letter in life.letters]
     if life.message is not None:
         sources.append(_beginning(life.message))
-    if not sources and stored_at:
+    if not sources and not life.past and stored_at:
         sources.append([Event(stored_at, history.ENQUEUED)])
+    sources.append([_event(step) for step in life.past])
     if life.place is not None:
         sources += [_deliveries(cursor, life.place[1]) for cursor in life.place[0].cursors]
     found: list[Event] = []

@@ -82,7 +82,7 @@ def oldest_of(consumer: Consumer) -> Lease | None:
     return oldest
 
 
-def blocker_of(cursor: Cursor, key: int) -> Lease | None:
+def blocker_of(cursor: Cursor, key: object) -> Lease | None:
     """The oldest delivery of a key: whatever else has this key waits behind it."""
     found: Lease | None = None
     for lease in cursor.leases.values():

@@ -12,6 +12,7 @@ from sluice.admin.views import GroupState
 from sluice.message import Message, decode_headers
 from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import DYING, LEASED, WAITING, Lease
+from sluice.queues.history import ACKED, Step
 from sluice.queues.journal import DEAD, EXPIRED, PURGED
 from sluice.queues.names import message_id as id_of
 from sluice.queues.queue import Queue
@@ -25,6 +26,7 @@ class Life:
     place: Place | None  # where it is, or was
     message: Message | None  # None: not kept any more
     letters: list[tuple[Place, Message]] = field(default_factory=list)
+    past: list[Step] = field(default_factory=list)  # of one that came to a good end after some trouble
 
 
 def states_of(queue: Queue, life: Life, now: float) -> list[GroupState]:
@@ -43,7 +45,7 @@ def states_of(queue: Queue, life: Life, now: float) -> list[GroupState]:
         elif letter_of is not None:
             states.append(_dead(queue, group.name, *letter_of, now))
         else:
-            states.append(_done(queue, group.cursors, group.name, life))
+            states.append(_done(queue, group.cursors, group.name, life, now))
     for name, letter_of in dead.items():
         if name or not states:
             states.append(_dead(queue, name, *letter_of, now))
@@ -122,7 +124,12 @@ def _why_it_waits(cursor: Cursor, seq: int, now: float) -> tuple[str, str]:
     return f"its turn has not come; consumer {consumer.client} serves its partition", ""
 
 
-def _done(queue: Queue, cursors: list[Cursor], group: str, life: Life) -> GroupState:
+def _done(queue: Queue, cursors: list[Cursor], group: str, life: Life, now: float) -> GroupState:
+    for step in reversed(life.past):
+        if step.what == ACKED and step.group == group:
+            when = words.moment(step.at, now)
+            why = f"consumer {step.consumer} acknowledged it at {when}, attempt {step.attempt}"
+            return GroupState(group, "acked", step.consumer, int(step.attempt), 0, 0.0, 0.0, why, "")
     place = life.place
     if place is not None and life.message is not None:
         partition, seq = place
@@ -135,7 +142,7 @@ def _done(queue: Queue, cursors: list[Cursor], group: str, life: Life) -> GroupS
     return _state(
         group,
         "settled",
-        f"group {group} is done with it: acknowledged, expired, purged or passed by a seek; which, is not kept",
+        f"group {group} is done with it (acknowledged, expired, purged or passed by a seek: that is not kept)",
     )
 
 

@@ -59,8 +59,10 @@ class Connection(Deadline):
         self.proof: str = ""  # by which its user was known; empty: by none that can be taken back
         self.meter: Meter | None = None  # None: it may publish as fast as it can
         self.asking: list[bytes] | None = None  # what came while it is being found out who this is
+        self.is_simple: bool = False  # speaks 5.0, takes packets of any size and no aliases
         self._aliases_out: dict[bytes, int] | None = None
         self._aliases_in: dict[int, bytes] | None = None
+        self._last_topic: bytes = b""  # of the last PUBLISH that came
         self._framer: Framer | None = None  # only while a packet is incomplete
         self._out: BytesWriter | None = None
 
@@ -207,7 +209,8 @@ class Connection(Deadline):
                     self.asking.append(data[end:])
                     return
             elif kind == PUBLISH:
-                packet = decode_publish(data, head & 15, body, end, self.version)
+                packet = decode_publish(data, head & 15, body, end, self.version, self._last_topic)
+                self._last_topic = packet.topic
                 counters.publishes_received += 1
                 counters.publish_bytes_received += len(packet.payload)
                 session.on_publish(packet, self)
@@ -324,6 +327,14 @@ class Connection(Deadline):
         )
         self.broker.counters.packets_sent += 1
 
+    def say_received(self, packet_id: i64) -> None:
+        """PUBACK with nothing to add: the same bytes in 3.1.1 and 5.0."""
+        out = self.output()
+        out.append(0x40)
+        out.append(2)
+        write_u16(out, packet_id)
+        self.broker.counters.packets_sent += 1
+
     def answer_filters(self, head: int, packet_id: int, reasons: list[int], why: str) -> None:
         """SUBACK or UNSUBACK."""
         properties = self.explained(why, 2 + len(reasons))
@@ -355,14 +366,15 @@ class Connection(Deadline):
             return False
         out = self.output()
         write_publish(out, message, topic, qos, retain, dup, packet_id, extra, self.version)
-        self._sent(message, out)
+        self.sent(len(message.payload), out)
         return True
 
-    def _sent(self, message: Publish, out: BytesWriter) -> None:
+    def sent(self, size: i64, out: BytesWriter) -> None:
+        """A PUBLISH with a payload of `size` bytes was written to `out`."""
         counters = self.broker.counters
         counters.packets_sent += 1
         counters.publishes_sent += 1
-        counters.publish_bytes_sent += len(message.payload)
+        counters.publish_bytes_sent += size
         if len(out) > FLUSH_AT:
             # Past this the transport must see it: only then does it tell us that the peer is slow.
             self.flush()
@@ -405,7 +417,7 @@ class Connection(Deadline):
             aliases[topic] = alias
         out = self.output()
         write_publish(out, message, name, qos, retain, dup, packet_id, extra, self.version)
-        self._sent(message, out)
+        self.sent(len(message.payload), out)
         return True
 
     # ---- the end

@@ -81,6 +81,9 @@ class Handshake:
         connection.keep_alive = keep_alive * 1.5
         connection.explain = asked.request_problem != 0
         connection.alias_limit = min(asked.topic_alias_maximum or 0, int(limits.topic_alias_maximum))
+        connection.is_simple = (
+            packet.version == V5 and connection.peer_limit == NO_LIMIT and connection.alias_limit == 0
+        )
         session, connack.session_present = self._broker.registry.open(connection, client_id, packet.clean)
         session.version = packet.version
         session.grant = verdict.grant

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, write_i64_le
 from mypy_extensions import i32, i64
 
-from sluice.broker.session import Delivery, Session
+from sluice.broker.inflight import Delivery
+from sluice.broker.session import Session
 from sluice.broker.subscriptions import Subscription
 from sluice.broker.turn import Turn
 from sluice.queues.keeping import MAIL, RETAINED, SESSIONS, Keeping, Kept, write_readers

@@ -17,7 +17,7 @@ from sluice.queues.delivery import Lease
 from sluice.queues.names import write_hex
 from sluice.queues.ports import Consumer
 from sluice.wire.packets import V5, Publish
-from sluice.wire.primitives import write_binary, write_u16
+from sluice.wire.primitives import varint_size, write_binary, write_u16, write_varint
 
 if TYPE_CHECKING:
     from sluice.broker.session import Session
@@ -27,6 +27,7 @@ _ATTEMPT: Final = b"\x26\x00\x07attempt"
 _TOKEN: Final = b"\x26\x00\x0edelivery-token"
 _MESSAGE_ID: Final = b"\x26\x00\x0amessage-id"
 _TOPIC: Final = b"\x26\x00\x0eoriginal-topic"
+_FIRST: Final = b"\x26\x00\x07attempt\x00\x011"
 _ENQUEUED_AT: Final = b"\x26\x00\x0benqueued-at\x00\x18"  # and the length of a time to the millisecond
 
 
@@ -70,12 +71,94 @@ class QueueConsumer(Consumer):
         self._heads: list[bytes] = []
         self._second: i64 = -1  # the second whose text is at hand
         self._second_text: bytes = b""
+        self._named: bytes = b""  # the topic behind its length
         self._scratch: BytesWriter = BytesWriter()
 
     def has_room(self) -> bool:
         return self.held < self.prefetch and self.session.takes_now()
 
     def deliver(self, lease: Lease) -> None:
+        session = self.session
+        connection = session.connection
+        if connection is None:
+            return
+        message = lease.message
+        assert message is not None
+        if (
+            self.qos == 1
+            and connection.is_simple
+            and not self.id_in_topic
+            and not message.headers
+            and not message.topic
+            and (
+                message.expires == 0
+                or self._own_expiry(message, lease.cursor.partition.queue.rules.message_ttl) == 0.0
+            )
+        ):
+            packet_id = session.inflight.next_id()
+            out = connection.output()
+            before: i64 = len(out)
+            self._write(out, lease, message, packet_id)
+            session.lease_sent(len(out) - before, packet_id, self, lease)
+            connection.sent(len(message.payload), out)
+        else:
+            session.deliver_lease(self.packet_of(lease), self, lease)
+
+    def _write(self, out: BytesWriter, lease: Lease, message: Message, packet_id: i64) -> None:
+        """The usual delivery (MQTT 5, QoS 1) straight into the output: what `packet_of` makes, without the packet."""
+        partition = lease.cursor.partition
+        seq = lease.seq
+        head = self._head(partition.number)
+        second: i64 = message.enqueued_at // 1000
+        if second != self._second:
+            self._make_second(second)
+        id_size: i64 = len(message.id)
+        if id_size == 0:
+            id_size = _hex_size(partition.pid) + 1 + _hex_size(seq)
+        attempt: i64 = lease.failures + 1
+        properties: i64 = (
+            len(self.extra)
+            + len(_MESSAGE_ID) + 2 + id_size
+            + len(head) + 2 + _decimal_size(seq)
+            + len(_ATTEMPT) + 2 + _decimal_size(attempt)
+            + len(self._second_text) + 4
+            + len(_TOKEN) + 2 + _hex_size(lease.token)
+            + len(message.props)
+        )  # fmt: skip
+        if not self._named:
+            named = BytesWriter()
+            write_binary(named, self.topic)
+            self._named = named.getvalue()
+        out.append(0x32)
+        write_varint(out, len(self._named) + 2 + varint_size(properties) + properties + len(message.payload))
+        out.write(self._named)
+        write_u16(out, packet_id)
+        write_varint(out, properties)
+        if self.extra:
+            out.write(self.extra)
+        out.write(_MESSAGE_ID)
+        if message.id:
+            write_binary(out, message.id)
+        else:
+            write_u16(out, id_size)
+            write_hex(out, partition.pid)
+            out.append(0x2D)
+            write_hex(out, seq)
+        out.write(head)
+        _write_decimal(out, seq)
+        if attempt == 1:
+            out.write(_FIRST)
+        else:
+            out.write(_ATTEMPT)
+            _write_decimal(out, attempt)
+        self._write_enqueued_at(out, message.enqueued_at)
+        out.write(_TOKEN)
+        _write_token(out, lease.token)
+        out.write(message.props)
+        out.write(message.payload)
+
+    def packet_of(self, lease: Lease) -> Publish:
+        """A delivery as a packet."""
         message = lease.message
         assert message is not None
         session = self.session
@@ -96,7 +179,7 @@ class QueueConsumer(Consumer):
             packet.raw = self._properties(lease)
             if message.expires:
                 packet.expires_at = self._own_expiry(message, partition.queue.rules.message_ttl)
-        session.deliver_lease(packet, self, lease)
+        return packet
 
     def _own_expiry(self, message: Message, ttl: float) -> float:
         """When a message ends by its publisher's wish, which travels with it; 0.0 when its end is the queue's own."""
@@ -143,14 +226,26 @@ class QueueConsumer(Consumer):
         """In ISO 8601. Neighbours share all but the milliseconds, so the rest is made once a second."""
         second: i64 = milliseconds // 1000
         if second != self._second:
-            self._second = second
-            self._second_text = _ENQUEUED_AT + iso_time(float(second))[:-4].encode()
+            self._make_second(second)
         rest: i64 = milliseconds - second * 1000
         out.write(self._second_text)
         out.append(int(0x30 + rest // 100))
         out.append(int(0x30 + rest // 10 % 10))
         out.append(int(0x30 + rest % 10))
         out.append(0x5A)
+
+    def _make_second(self, second: i64) -> None:
+        self._second = second
+        self._second_text = _ENQUEUED_AT + iso_time(float(second))[:-4].encode()
+
+
+def _decimal_size(value: i64) -> i64:
+    size: i64 = 1
+    power: i64 = 10
+    while power <= value:
+        power *= 10
+        size += 1
+    return size
 
 
 def _hex_size(value: i64) -> i64:

@@ -69,7 +69,7 @@ from sluice.wire.reasons import (
     TOPIC_FILTER_INVALID,
     TOPIC_NAME_INVALID,
 )
-from sluice.wire.topics import has_wildcard, matches
+from sluice.wire.topics import begins, has_wildcard, matches
 
 if TYPE_CHECKING:
     from sluice.broker.admin_topics import AdminTopics
@@ -130,8 +130,7 @@ class QueueDoor:
 
     def takes(self, topic: bytes) -> bool:
         """Whether a topic is one of ours."""
-        head = topic[:7]
-        return head == PREFIX or head == ADMIN_PREFIX
+        return begins(topic, PREFIX) or begins(topic, ADMIN_PREFIX)
 
     def watch(self) -> None:
         if self.admin is not None:
@@ -238,9 +237,9 @@ class QueueDoor:
             wishes = self._wishes
             read_wishes(packet.raw, wishes)
             message.key = wishes.key
-            if wishes.ids:
-                message.id = wishes.ids[0]
-                message.props = without_ids(packet.raw, wishes.places)
+            if wishes.begin >= 0:
+                message.id = wishes.id
+                message.props = without_ids(packet.raw, wishes)
                 if len(message.id) > MAX_ID:
                     raise InvalidQueueConfig(
                         f"message-id has {len(message.id)} bytes", f"Give at most {MAX_ID}"
@@ -360,18 +359,22 @@ class QueueDoor:
     def _settle(self, packet: Publish, known: QueueTopic, session: Session) -> None:
         wishes = self._wishes
         read_wishes(packet.raw, wishes)
-        ids = wishes.ids
-        if not ids:
-            ids = [known.rest] if known.rest else read_ids(packet.payload)
+        name = wishes.id
+        more = wishes.more
+        if not name:
+            name = known.rest
+            if not name:
+                more = read_ids(packet.payload)
+                name = more[0]
         queue = self.engine.queues.get(known.queue)
         if queue is None:
-            raise UnknownDelivery(ids[0].decode("utf-8", "replace"))
+            raise UnknownDelivery(name.decode("utf-8", "replace"))
         group, client = self._group_of(queue, wishes.group, session)
         token = read_token(wishes.token) if wishes.token else 0
-        if len(ids) == 1:
-            self._settle_one(known.verb, group, ids[0], token, client)
+        if more is None or len(more) == 1:
+            self._settle_one(known.verb, group, name, token, client)
         else:
-            self._settle_many(known.verb, group, ids, token, client)
+            self._settle_many(known.verb, group, more, token, client)
         if packet.qos > 0:
             self.engine.journal.add_receipt(session, session.tag(packet))
             session.answer_later(packet)

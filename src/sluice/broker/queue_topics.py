@@ -67,8 +67,11 @@ class Wishes:
     """What the user properties of a packet ask of a queue. One object is used again and again."""
 
     def __init__(self) -> None:
-        self.ids: list[bytes] = []
-        self.places: list[int] = []  # where the ids stand: begin and end of each property in turn
+        self.id: bytes = b""  # the first message id, or the only one
+        self.begin: i64 = -1  # where its property stands; -1: nowhere
+        self.end: i64 = 0
+        self.more: list[bytes] | None = None  # all of them, when there are several,
+        self.places: list[int] = []  # and where they stand: begin and end of each property in turn
         self.key: bytes = b""
         self.group: str = ""
         self.priority: bytes = b""
@@ -79,9 +82,9 @@ class Wishes:
         self.description: bytes = b""
 
     def clear(self) -> None:
-        if self.ids:
-            self.ids = []
-            self.places = []
+        self.id = b""
+        self.begin = -1
+        self.more = None
         self.key = b""
         self.group = ""
         self.priority = b""
@@ -90,6 +93,19 @@ class Wishes:
         self.token = b""
         self.reason = b""
         self.description = b""
+
+    def add_id(self, name: bytes, begin: i64, end: i64) -> None:
+        if self.begin < 0:
+            self.id = name
+            self.begin = begin
+            self.end = end
+            return
+        if self.more is None:
+            self.more = [self.id]
+            self.places = [int(self.begin), int(self.end)]
+        self.more.append(name)
+        self.places.append(int(begin))
+        self.places.append(int(end))
 
 
 def read_wishes(raw: bytes, wishes: Wishes) -> None:
@@ -110,9 +126,7 @@ def read_wishes(raw: bytes, wishes: Wishes) -> None:
             if size == 10:
                 name = raw[start : start + size]
                 if name == b"message-id":
-                    wishes.ids.append(raw[at : at + length])
-                    wishes.places.append(int(start - 3))
-                    wishes.places.append(int(at + length))
+                    wishes.add_id(raw[at : at + length], start - 3, at + length)
                 elif name == b"deliver-at":
                     wishes.deliver_at = raw[at : at + length]
             elif size == 13:
@@ -142,9 +156,12 @@ def read_wishes(raw: bytes, wishes: Wishes) -> None:
             at += 2 + ((i64(raw[at]) << 8) | i64(raw[at + 1]))
 
 
-def without_ids(raw: bytes, places: list[int]) -> bytes:
-    """Encoded properties less the message ids at these places. A message carries its id apart from them: each queue it
-    passes through, its dead letters included, puts the id on a delivery by which it can be settled there."""
+def without_ids(raw: bytes, wishes: Wishes) -> bytes:
+    """Encoded properties less the message ids in them. A message carries its id apart from them: each queue it passes
+    through, its dead letters included, puts the id on a delivery by which it can be settled there."""
+    if wishes.more is None:
+        return raw[: wishes.begin] + raw[wishes.end :]
+    places = wishes.places
     left = raw[: places[0]]
     for nth in range(1, len(places), 2):
         end = places[nth + 1] if nth + 1 < len(places) else len(raw)

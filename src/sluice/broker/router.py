@@ -20,10 +20,11 @@ from sluice.wire.topics import split_share
 
 if TYPE_CHECKING:
     from sluice.broker.connection import Connection
+    from sluice.broker.inflight import Delivery
     from sluice.broker.keeper import Keeper
     from sluice.broker.queue_consumer import QueueConsumer
     from sluice.broker.queue_door import QueueDoor
-    from sluice.broker.session import Delivery, Session
+    from sluice.broker.session import Session
     from sluice.queues.delivery import Lease
 
 

@@ -15,8 +15,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from librt.vecs import vec
 from mypy_extensions import i64
 
+from sluice.broker.inflight import UNSAID, Delivery, Inflight
 from sluice.broker.permission import MAY_NOT_SUBSCRIBE, refuse_sys
 from sluice.broker.subscriptions import Share, Subscription
 from sluice.errors import MalformedPacket, ProtocolViolation, QueueError
@@ -47,42 +49,8 @@ if TYPE_CHECKING:
     from sluice.broker.queue_consumer import QueueConsumer
     from sluice.broker.router import Router
     from sluice.queues.delivery import Lease
-    from sluice.queues.keeping import Mail
 
 FILTERS: Final = 3  # in a tag, where the QoS of a publish stands: an answer to SUBSCRIBE or UNSUBSCRIBE
-
-
-class Delivery:
-    """A QoS 1 or 2 message for one session, until the client has acknowledged it."""
-
-    def __init__(self, message: Publish, qos: i64, retain: bool, extra: bytes, share: Share | None) -> None:
-        self.message: Publish = message
-        self.qos: i64 = qos
-        self.retain: bool = retain
-        self.extra: bytes = extra  # encoded properties for this receiver alone
-        self.share: Share | None = share  # where it goes if this session ends before it is done
-        # What a session is charged for it.
-        self.size: i64 = len(message.payload) + len(message.raw) + len(message.topic)
-        self.packet_id: i64 = 0  # once it is sent
-        self.released: bool = False  # PUBREC has come; PUBCOMP has not
-        self.consumer: QueueConsumer | None = None  # of a message from a queue
-        self.lease: Lease | None = None  # the same, while it is this session's
-        self.token: i64 = 0  # of that lease when it was sent: a later one is another delivery
-        self.sid: int = 0  # of a session that outlives the server: its number,
-        self.mail: Mail | None = None  # and where the message is kept for it
-
-    def is_void(self) -> bool:
-        """From a queue, and settled or with another consumer by now: an answer to it counts for the line only."""
-        consumer = self.consumer
-        if consumer is None:
-            return False
-        lease = self.lease
-        return (
-            lease is None
-            or lease.token != self.token
-            or lease.consumer is not consumer
-            or consumer.group is None
-        )
 
 
 class Session(Publisher):
@@ -99,12 +67,11 @@ class Session(Publisher):
         self.gone_at: float = 0.0  # when the last connection ended; 0.0 while there is one
         self.subscriptions: dict[bytes, Subscription] = {}
         self.window: i64 = 0  # how many deliveries the client takes unacknowledged
-        self.inflight: dict[int, Delivery] = {}
+        self.inflight: Inflight = Inflight()
         self.waiting: deque[Delivery] | None = None  # made when first needed: most sessions never wait
         self._unsaid: deque[int] | None = None  # in flight, and to be said again on this connection
         self.held_bytes: i64 = 0  # of all deliveries, in flight and waiting
         self.dropped: i64 = 0
-        self._last_id: i64 = 0
         self._unreleased: set[int] | None = None  # incoming QoS 2 between PUBREC and PUBREL
         self._unstored: set[int] | None = None  # those of them that the store has not answered for
         self._unanswered: i64 = 0  # incoming QoS 1 and 2 of this connection that wait for the store
@@ -216,6 +183,18 @@ class Session(Publisher):
         if connection is not None and (here or twice):
             connection.acknowledge(PUBREC if twice else PUBACK, packet_id, 0, "")
 
+    def all_stored(self, tags: vec[i64], start: i64, end: i64) -> None:
+        """The same for many at once. Nearly all are QoS 1 on the connection that is there: four bytes each."""
+        connection = self.connection
+        while start < end:
+            tag = tags[start]
+            start += 1
+            if connection is not None and tag >> 16 == (self._epoch << 4 | 1):
+                self._unanswered -= 1
+                connection.say_received(tag & 0xFFFF)
+            else:
+                self.stored(tag)
+
     def _begin_receipt(self, packet: Publish, connection: Connection) -> bool:
         """Exactly once: a QoS 2 message that is here already is acknowledged again and not passed on again."""
         unreleased = self._unreleased
@@ -253,7 +232,7 @@ class Session(Publisher):
     def takes_now(self) -> bool:
         """Whether a delivery would leave at once."""
         connection = self.connection
-        return connection is not None and not connection.choked and len(self.inflight) < self.window
+        return connection is not None and not connection.choked and self.inflight.count < self.window
 
     def deliver(
         self, message: Publish, qos: i64, retain: bool, extra: bytes, share: Share | None
@@ -273,7 +252,7 @@ class Session(Publisher):
         delivery = Delivery(message, qos, retain, extra, share)
         delivery.sid = self.sid
         self.held_bytes += delivery.size
-        if connection is None or connection.choked or len(self.inflight) >= self.window or self.waiting:
+        if connection is None or connection.choked or self.inflight.count >= self.window or self.waiting:
             taken = self._wait(delivery)
         else:
             taken = self._start(delivery, connection)
@@ -299,9 +278,19 @@ class Session(Publisher):
         if not self._start(delivery, connection):
             self.router.hand_back(lease)
 
+    def lease_sent(self, size: i64, packet_id: i64, consumer: QueueConsumer, lease: Lease) -> None:
+        """A message from a queue has just been written to the line, `size` bytes in all."""
+        delivery = Delivery(UNSAID, 1, False, consumer.extra, None)
+        delivery.consumer = consumer
+        delivery.lease = lease
+        delivery.token = lease.token
+        delivery.size = size
+        self.held_bytes += size
+        self.inflight.add(packet_id, delivery)
+
     def forget_lease(self, lease: Lease) -> None:
         """A delivery from a queue is not this session's any more: an answer to it counts for the line only."""
-        for delivery in self.inflight.values():
+        for delivery in self.inflight.in_order():
             if delivery.lease is lease:
                 delivery.lease = None
                 return
@@ -317,15 +306,9 @@ class Session(Publisher):
         return False
 
     def _start(self, delivery: Delivery, connection: Connection) -> bool:
-        packet_id: i64 = self._last_id + 1
-        if packet_id > 65_535:
-            packet_id = 1
-        while int(packet_id) in self.inflight:
-            packet_id = packet_id + 1 if packet_id < 65_535 else 1
-        self._last_id = packet_id
+        packet_id = self.inflight.next_id()
         if connection.send(delivery.message, delivery.qos, delivery.retain, False, packet_id, delivery.extra):
-            self.inflight[int(packet_id)] = delivery
-            delivery.packet_id = packet_id
+            self.inflight.add(packet_id, delivery)
             if delivery.qos == 2 and delivery.mail is not None:
                 self.router.note_sent(delivery)
             return True
@@ -358,7 +341,7 @@ class Session(Publisher):
         if waiting is None or self._unsaid is not None:
             return
         now = self.router.turn.now
-        while waiting and len(self.inflight) < self.window and not connection.choked:
+        while waiting and self.inflight.count < self.window and not connection.choked:
             delivery = waiting.popleft()
             expires_at = delivery.message.expires_at
             if expires_at != 0.0 and expires_at <= now:
@@ -369,23 +352,27 @@ class Session(Publisher):
     def _say_again(self, unsaid: deque[int], connection: Connection) -> None:
         """What an earlier connection left unacknowledged, in the order it was first said [MQTT-4.4.0-1], and never more
         of it at once than this connection takes [MQTT-3.3.4-9]."""
-        while unsaid and len(self.inflight) - len(unsaid) < self.window and not connection.choked:
-            key = unsaid.popleft()
-            delivery = self.inflight[key]
-            packet_id: i64 = key
+        while unsaid and self.inflight.count - len(unsaid) < self.window and not connection.choked:
+            packet_id: i64 = unsaid.popleft()
+            delivery = self.inflight.get(packet_id)
+            if delivery is None:
+                continue
             if delivery.released:
                 connection.acknowledge(PUBREL, packet_id, 0, "")
+            elif delivery.is_void():
+                self.inflight.remove(packet_id)  # its time has passed while the line was full
+                self._let_go(delivery)
             elif not connection.send(
-                delivery.message, delivery.qos, delivery.retain, True, packet_id, delivery.extra
+                delivery.packet(), delivery.qos, delivery.retain, True, packet_id, delivery.extra
             ):
-                del self.inflight[key]
+                self.inflight.remove(packet_id)
                 self._give_up(delivery)
         if not unsaid:
             self._unsaid = None
 
     def on_puback(self, packet_id: i64, reason: i64) -> None:
         """PUBACK, with success or with an error: either way the client is done with it [MQTT-4.3.2-5]."""
-        delivery = self.inflight.get(int(packet_id))
+        delivery = self.inflight.get(packet_id)
         if delivery is None or delivery.qos != 1:
             if packet_id == 0:
                 raise MalformedPacket("an acknowledgement has packet identifier 0")  # [MQTT-2.2.1-3]
@@ -410,7 +397,7 @@ class Session(Publisher):
                     self.router.note_received(self, key, True)
             connection.acknowledge(PUBCOMP, packet.packet_id, 0 if known else PACKET_IDENTIFIER_NOT_FOUND, "")
             return
-        delivery = self.inflight.get(key)
+        delivery = self.inflight.get(packet.packet_id)
         if delivery is None or delivery.qos != 2:
             if packet.kind == PUBREC and packet.reason < 0x80:
                 connection.acknowledge(PUBREL, packet.packet_id, PACKET_IDENTIFIER_NOT_FOUND, "")
@@ -426,9 +413,9 @@ class Session(Publisher):
             self._finish(packet.packet_id, delivery)
 
     def _finish(self, packet_id: i64, delivery: Delivery) -> None:
-        if self.by_queue and len(self.inflight) >= self.window:
+        if self.by_queue and self.inflight.count >= self.window:
             self.feed_consumers()  # those of other queues had no room either
-        del self.inflight[int(packet_id)]
+        self.inflight.remove(packet_id)
         self._let_go(delivery)
         if self._unsaid is not None and int(packet_id) in self._unsaid:
             self._unsaid.remove(int(packet_id))  # acknowledged from what the last connection had said
@@ -534,10 +521,14 @@ class Session(Publisher):
         self._epoch += 1
         self._unanswered = 0
         self._unkept.clear()
-        void = [key for key, one in self.inflight.items() if one.is_void()]
-        for key in void:
-            self._let_go(self.inflight.pop(key))
-        self._unsaid = deque(self.inflight) if self.inflight else None
+        unsaid: deque[int] = deque()
+        for delivery in self.inflight.in_order():
+            if delivery.is_void():
+                self.inflight.remove(delivery.packet_id)
+                self._let_go(delivery)
+            else:
+                unsaid.append(int(delivery.packet_id))
+        self._unsaid = unsaid if unsaid else None
         self.pump()
         if self.by_queue and self.router.door is not None:
             self.router.door.resumed(self)
@@ -556,8 +547,7 @@ class Session(Publisher):
 
     def restore_sent(self, delivery: Delivery, packet_id: int) -> None:
         """After a restart: a QoS 2 message that was sent, and is to be said again under its id."""
-        delivery.packet_id = packet_id
-        self.inflight[packet_id] = delivery
+        self.inflight.add(packet_id, delivery)
         self.held_bytes += delivery.size
 
     def withdraw(self, grant: Grant) -> None:
@@ -569,9 +559,9 @@ class Session(Publisher):
                     self.waiting.append(one)
                 else:
                     self._give_up(one)
-        for key, one in list(self.inflight.items()) if self.connection is None else []:
+        for one in self.inflight.in_order() if self.connection is None else []:
             if one.consumer is None and not one.released and not grant.may_receive(one.message.topic):
-                del self.inflight[key]
+                self.inflight.remove(one.packet_id)
                 self._give_up(one)
 
     def restore_received(self, packet_ids: set[int]) -> None:
@@ -581,10 +571,11 @@ class Session(Publisher):
     def take_back(self) -> list[Delivery]:
         """All deliveries of a session that ends, so that shared ones can go to another member."""
         # QoS 2 never changes hands [MQTT-4.8.2-5].
-        given = [one for one in self.inflight.values() if one.qos == 1]
+        sent = self.inflight.in_order()
+        given = [one for one in sent if one.qos == 1]
         if self.waiting is not None:
             given.extend(self.waiting)
-        for one in (*self.inflight.values(), *(self.waiting or ())):
+        for one in (*sent, *(self.waiting or ())):
             self._let_go(one)
         self.inflight.clear()
         self.waiting = None

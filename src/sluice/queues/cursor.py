@@ -14,7 +14,6 @@ A message is out in one of two ways, never in both: it is in `_chosen`, or it ha
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
@@ -45,7 +44,8 @@ class Cursor:
         self.fresh: i64 = floor
         self.leases: dict[int, Lease] = {}  # whatever was delivered once and is not settled
         self.done: set[int] = set()  # settled, above the floor, and kept for others or for its retention
-        self.fetching: bool = False
+        self.fetching: bool = False  # cannot go on before a body has come
+        self.reading: bool = False  # bodies are on their way that it will need
         self.ahead: Message | None = None  # the body that was waited for, whatever the cache makes of it
         self.ahead_seq: i64 = -1
         self.out: i64 = 0  # leased right now
@@ -56,9 +56,10 @@ class Cursor:
         self.returned: dict[int, list[Step]] | None = None  # given back without a failure: see `history`
         self._ready: list[int] = []  # chosen, to be leased before anything fresh: by priority and sequence
         self._chosen: dict[int, int] = {}  # those, and the key that each keeps busy
-        self._busy: dict[int, int] = {}  # messages out, by key
-        self._parked: dict[int, deque[int]] = {}  # sequences in order, by key
-        self._parked_early: dict[int, list[int]] = {}  # the same for what goes by its priority: heaps
+        # By key, which is a number; as an object it is made once for all that is asked of it.
+        self._busy: dict[object, int] = {}  # messages out
+        self._parked: dict[object, list[int]] = {}  # sequences in order, no more than LOOK_AHEAD and a few
+        self._parked_early: dict[object, list[int]] = {}  # the same for what goes by its priority: heaps
         self._parked_count: i64 = 0
         self._gated: dict[int, list[int]] = {}  # keys behind an older partition that is not drained: see Gate
         self._look_twice: i64 = 0  # below this, what is fresh may have been leased already
@@ -106,10 +107,10 @@ class Cursor:
     def _admit(self, seq: i64, key: i64, priority: i64) -> bool:
         """Count `seq` as out, or park it behind the messages of its key that are out. A `priority` that is not
         negative means that it comes out of turn."""
-        number = int(key)
+        number: object = int(key)
         queue = self.partition.queue
         if queue.gates and self.group.is_behind_gate(self.partition, seq, key):
-            self._gated.setdefault(number, []).append(int(seq))
+            self._gated.setdefault(int(key), []).append(int(seq))
             self._parked_count += 1
             return False
         busy = self._busy.get(number, 0)
@@ -123,7 +124,7 @@ class Cursor:
             else:
                 waiting = self._parked.get(number)
                 if waiting is None:
-                    waiting = self._parked[number] = deque()
+                    waiting = self._parked[number] = []
                 waiting.append(int(seq))
             return False
         self._busy[number] = busy + 1
@@ -190,9 +191,11 @@ class Cursor:
 
     def _free_key(self, key: i64) -> None:
         """One message less of this key is out: the next one of it is chosen."""
-        number = int(key)
+        number: object = int(key)
         busy = self._busy.get(number, 0) - 1
-        if self._parked_count and (number in self._parked or number in self._parked_early):
+        if self._parked_count and (
+            number in self._parked or (len(self._parked_early) > 0 and number in self._parked_early)
+        ):
             most = self.partition.queue.rules.batch_size
             while busy < most:
                 rank: i64 = self._next_parked(number)
@@ -200,18 +203,18 @@ class Cursor:
                     break
                 seq: i64 = rank & SEQUENCE_MASK
                 if self.partition.holds(seq) and not self.settled(seq):
-                    self._chosen[int(seq)] = number
+                    self._chosen[int(seq)] = int(key)
                     heapq.heappush(self._ready, int(rank))
                     busy += 1
         if busy > 0:
             self._busy[number] = busy
-        else:
-            self._busy.pop(number, None)
+        elif busy == 0:
+            del self._busy[number]
 
-    def _next_parked(self, number: int) -> i64:
+    def _next_parked(self, number: object) -> i64:
         """Take the first of a key out of those that are parked; -1 when there is none."""
         waiting = self._parked.get(number)
-        early = self._parked_early.get(number)
+        early = self._parked_early.get(number) if self._parked_early else None
         rank: i64 = -1
         if waiting is not None:
             rank = _rank(waiting[0], 0)
@@ -220,7 +223,7 @@ class Cursor:
             if not early:
                 del self._parked_early[number]
         elif waiting is not None:
-            waiting.popleft()
+            waiting.pop(0)
             if not waiting:
                 del self._parked[number]
         if rank >= 0:
@@ -314,13 +317,13 @@ class Cursor:
             seq = partition.first_live(seq + 1)
         return count
 
-    def slots(self) -> dict[int, int]:
+    def slots(self) -> dict[object, int]:
         """Messages out by key, as they are counted on the way."""
         return dict(self._busy)
 
-    def count_slots(self) -> dict[int, int]:
+    def count_slots(self) -> dict[object, int]:
         """The same, counted one by one."""
-        found: dict[int, int] = {}
+        found: dict[object, int] = {}
         for key in self._chosen.values():
             if key:
                 found[key] = found.get(key, 0) + 1

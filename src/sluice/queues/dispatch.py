@@ -13,7 +13,7 @@ from sluice.queues.group import Group
 from sluice.queues.journal import PURGED
 from sluice.queues.partition import GONE, Partition
 from sluice.queues.ports import Consumer
-from sluice.queues.reading import BURY, EXPIRE, Read, message_of, read_ahead
+from sluice.queues.reading import AHEAD, BURY, DELIVER, EXPIRE, Read, message_of, read_for
 from sluice.queues.removal import expire, remove_for_all
 from sluice.queues.settling import body_came, bury, fail
 
@@ -30,15 +30,19 @@ def offer(engine: Engine, cursor: Cursor) -> None:
     if consumer is None or cursor.fetching:
         return
     partition = cursor.partition
+    alone = len(partition.cursors) == 1
     while consumer.has_room():
         seq = cursor.choose()
         if seq < 0:
             return
-        message = partition.young.get(int(seq))
+        number: object = int(seq)
+        message = partition.young.get(number)
+        is_young = message is not None
         if message is None:
             if cursor.ahead_seq != seq:
                 cursor.put_back(seq, partition.priority(seq), cursor.key_of(seq))
-                engine.reads.append(read_ahead(cursor, seq, engine.young.budget))
+                if not cursor.reading:
+                    read_for(engine, cursor, seq)
                 return
             message = cursor.ahead
             cursor.ahead = None
@@ -49,6 +53,9 @@ def offer(engine: Engine, cursor: Cursor) -> None:
             cursor.put_back(seq, partition.priority(seq), cursor.key_of(seq))
             expire(engine, partition, seq, message)
             continue
+        if is_young and alone:
+            del partition.young[number]
+            engine.young.bytes -= message.cost
         _lease(engine, cursor, seq, message, consumer)
 
 
@@ -57,7 +64,8 @@ def _lease(engine: Engine, cursor: Cursor, seq: i64, message: Message, consumer:
     group = cursor.group
     queue = group.queue
     now = engine.now
-    lease = cursor.leases.get(number)
+    # While every lease is out, what is chosen has none.
+    lease = cursor.leases.get(number) if len(cursor.leases) > cursor.out else None
     if lease is None:
         lease = Lease(cursor, seq, cursor.key_of(seq))
         lease.first_at = now
@@ -88,8 +96,6 @@ def _lease(engine: Engine, cursor: Cursor, seq: i64, message: Message, consumer:
         engine.timers.watch(queue, lease.deadline)
     if message.id:
         group.add_name(lease, message.id)
-    if len(cursor.partition.cursors) == 1:
-        engine.young.drop(cursor.partition, seq)
     consumer.deliver(lease)
 
 
@@ -116,8 +122,11 @@ def fetched(engine: Engine, read: Read, records: list[bytes | None]) -> None:
     cursor = read.cursor
     partition = read.partition
     if cursor is not None:
-        cursor.fetching = False
-    first = True
+        if read.what == AHEAD:
+            cursor.reading = False
+        else:
+            cursor.fetching = False
+    first = read.what == DELIVER
     for seq, address, data in zip(read.sequences, read.addresses, records, strict=True):
         here = partition.address(seq)
         if here == GONE:
@@ -128,7 +137,7 @@ def fetched(engine: Engine, read: Read, records: list[bytes | None]) -> None:
             _came(engine, read, seq, message, first)
         elif here == address:
             damaged(engine, partition, seq)
-        elif read.what != 0:
+        elif read.what == EXPIRE or read.what == BURY:
             # Compaction has moved it and given its old place back: ask again where it is now.
             again = Read(read.what, partition, [seq], [int(here)])
             again.lease = read.lease

@@ -20,12 +20,13 @@ from typing import Final
 from mypy_extensions import i64
 
 from sluice.errors import MessageTooLarge, UnknownQueue
-from sluice.message import COMPRESSED, DELAYED, PRIORITY_BITS, TARGETED, Message, encode_body, fnv1a32
+from sluice.message import COMPRESSED, DELAYED, PRIORITY_BITS, TARGETED, Message, encode_start, fnv1a32
 from sluice.queues import dead_letters, dispatch, lifecycle, reading, removal, settling
 from sluice.queues import journal as notes
 from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import SETTLED, Lease
 from sluice.queues.group import Group
+from sluice.queues.history import Past
 from sluice.queues.journal import ACKED, Frame, Journal, NoteWriter
 from sluice.queues.keeping import Keeping
 from sluice.queues.partition import Partition
@@ -36,6 +37,7 @@ from sluice.queues.rules import STRICT, Rules
 from sluice.queues.segments import Segments
 from sluice.queues.timers import RETENTION_STEPS, Timers
 from sluice.queues.young import Young
+from sluice.store.protocol import HEADER_BYTES
 
 COMPRESS_FROM: Final = 256  # smaller payloads do not get smaller
 NEAR: Final = 4096  # a consumer that is not further behind gets new messages from memory
@@ -66,6 +68,7 @@ class Engine:
         self.codec: Codec = codec if codec is not None else Codec()
         self.reads: list[Read] = []
         self.timers: Timers = Timers()
+        self.past: Past = Past()
         self.next_qid: i64 = 1
         self.next_pid: i64 = 1
         self.next_gid: i64 = 1
@@ -179,9 +182,11 @@ class Engine:
             if len(packed) < len(payload):
                 payload = packed
                 flags |= COMPRESSED
-        body = encode_body(message, payload)
-        address = self.journal.add_message(partition, flags, seq, key, expires, time, body, rules.sync)
-        size: i64 = 40 + len(body)
+        start = encode_start(message)
+        address = self.journal.add_message(
+            partition, flags, seq, key, expires, time, start, payload, rules.sync
+        )
+        size: i64 = HEADER_BYTES + len(start) + len(payload)
         partition.append(address, size, key, expires, flags, left, now_ms)
         self.segments.add(address, size)
         queue.depth += 1
@@ -216,8 +221,13 @@ class Engine:
 
     def frame_done(self, frame: Frame) -> None:
         """The store has the frame: only now do publishers hear of it, and consumers see its messages."""
-        for nth, publisher in enumerate(frame.publishers):
-            publisher.stored(frame.tags[nth])
+        runs = frame.runs
+        last: i64 = len(frame.publishers) - 1
+        run: i64 = 0
+        while run <= last:
+            end: i64 = runs[run + 1] if run < last else i64(len(frame.tags))
+            frame.publishers[run].all_stored(frame.tags, runs[run], end)
+            run += 1
         for nth, partition in enumerate(frame.partitions):
             if partition.committed < frame.reached[nth]:
                 partition.committed = frame.reached[nth]

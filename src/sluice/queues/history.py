@@ -38,6 +38,9 @@ RELEASED: Final = "released"
 DEAD: Final = "dead"
 EXPIRED: Final = "expired"
 REDRIVEN: Final = "redriven"
+ACKED: Final = "acked"
+
+MOST_PAST: Final = 2048  # lives that are remembered after their good end
 
 
 class Step:
@@ -48,6 +51,40 @@ class Step:
         self.consumer: str = consumer
         self.attempt: i64 = attempt
         self.detail: str = detail
+
+
+class Past:
+    """The lives of the last messages that were acknowledged after some trouble: whoever has just mended something wants
+    to see that it helped. They are gone with the process, and when there are too many."""
+
+    def __init__(self) -> None:
+        self._lives: dict[str, list[Step]] = {}
+
+    def remember(self, lease: Lease, name: str, now: float) -> None:
+        """A delivery with a history, or of a message that had an earlier life, is acknowledged."""
+        message = lease.message
+        steps = earlier_steps(message) if message is not None else []
+        if not steps and message is not None:
+            steps.append(Step(float(message.enqueued_at) / 1000.0, ENQUEUED, "", "", 0, ""))
+        tell_delivery(lease)
+        steps.extend(lease.history or [])
+        steps.append(Step(now, ACKED, lease.cursor.group.name, lease.holder, lease.attempt, ""))
+        key = _life(lease.cursor.group.queue.name, name)
+        known = self._lives.pop(key, None)
+        if known is not None:
+            steps = [*known, *steps]  # another group was done with it before
+        elif len(self._lives) >= MOST_PAST:
+            for oldest in self._lives:
+                del self._lives[oldest]
+                break
+        self._lives[key] = steps
+
+    def of(self, queue: str, name: str) -> list[Step]:
+        return self._lives.get(_life(queue, name), [])
+
+
+def _life(queue: str, name: str) -> str:
+    return f"{queue} {name}"
 
 
 # ---- as it happens

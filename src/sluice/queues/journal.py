@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, write_i64_le
+from librt.vecs import append, vec
 from mypy_extensions import i32, i64
 
 from sluice.store.protocol import MESSAGE, NOTE, write_record
@@ -48,7 +49,8 @@ class Frame:
         self.count: i64 = count
         self.sync: bool = sync
         self.publishers: list[Publisher] = []
-        self.tags: list[int] = []
+        self.runs: vec[i64] = vec[i64]()  # for each of them, where its tags begin
+        self.tags: vec[i64] = vec[i64]()
         self.partitions: list[Partition] = []
         self.reached: list[int] = []  # for each of them the sequence up to which this frame goes
 
@@ -60,7 +62,9 @@ class Journal:
         self._sync: bool = False
         self._base: i64 = 0  # address of the frame's first record
         self._publishers: list[Publisher] = []
-        self._tags: list[int] = []
+        self._publisher: Publisher | None = None  # the last of them
+        self._runs: vec[i64] = vec[i64]()
+        self._tags: vec[i64] = vec[i64]()
         self._partitions: list[Partition] = []
         self._dirty: list[Cursor] = []
         self._thinned: list[Partition] = []  # from which something was removed
@@ -98,11 +102,12 @@ class Journal:
         expires: i64,
         time: i64,
         body: bytes,
+        payload: bytes,
         sync: bool,
     ) -> i64:
-        """Write a message; the address it will have."""
+        """Write a message, whose body ends with `payload`; the address it will have."""
         address: i64 = self._base + len(self._out)
-        write_record(self._out, MESSAGE, flags, partition.pid, seq, key, expires, time, body)
+        write_record(self._out, MESSAGE, flags, partition.pid, seq, key, expires, time, body, payload)
         self._count += 1
         if sync:
             self._sync = True
@@ -126,8 +131,11 @@ class Journal:
             self._sync = True
 
     def add_receipt(self, publisher: Publisher, tag: i64) -> None:
-        self._publishers.append(publisher)
-        self._tags.append(int(tag))
+        if publisher is not self._publisher:
+            self._publisher = publisher
+            self._publishers.append(publisher)
+            self._runs = append(self._runs, i64(len(self._tags)))
+        self._tags = append(self._tags, tag)
 
     def add_dirty(self, cursor: Cursor) -> None:
         self._dirty.append(cursor)
@@ -159,6 +167,7 @@ class Journal:
             self.note_last = None
         frame = Frame(self._out.getvalue(), self._count, self._sync)
         frame.publishers = self._publishers
+        frame.runs = self._runs
         frame.tags = self._tags
         frame.partitions = self._partitions
         for partition in self._partitions:
@@ -168,7 +177,9 @@ class Journal:
         self._count = 0
         self._sync = False
         self._publishers = []
-        self._tags = []
+        self._publisher = None
+        self._runs = vec[i64]()
+        self._tags = vec[i64]()
         self._partitions = []
         return frame
 

@@ -76,7 +76,7 @@ class Partition:
         self.committed: i64 = 0  # messages below this are durable, and may be delivered
         self.live: i64 = 0
         self.cursors: list[Cursor] = []
-        self.young: dict[int, Message] = {}  # bodies that need no read
+        self.young: dict[object, Message] = {}  # bodies that need no read, by sequence
         self.is_holder: bool = False  # is known to the cache
         self.targets: dict[int, int] = {}  # messages for one group alone, and its number
         self.delayed: set[int] = set()  # messages whose time has not come

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 if TYPE_CHECKING:
@@ -21,6 +22,12 @@ class Publisher:
 
     def stored(self, tag: i64) -> None:
         """The message published under `tag` can no longer be lost."""
+
+    def all_stored(self, tags: vec[i64], start: i64, end: i64) -> None:
+        """The same for `tags[start:end]`, in order. Publishers come in runs, and a run is answered in one call."""
+        while start < end:
+            self.stored(tags[start])
+            start += 1
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

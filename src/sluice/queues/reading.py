@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from librt.strings import read_i32_le, read_i64_le
 from mypy_extensions import i64
 
 from sluice.message import COMPRESSED, DELAYED, PRIORITY_BITS, Message, decode_body
@@ -11,7 +12,7 @@ from sluice.queues.delivery import Lease
 from sluice.queues.keeping import FIRST_PID
 from sluice.queues.partition import BLOCK, GONE, Partition
 from sluice.queues.ports import Codec
-from sluice.store.protocol import take_apart
+from sluice.store.protocol import EXPIRES_AT, FLAGS_AT, HEADER_BYTES, TIME_AT, take_apart
 
 if TYPE_CHECKING:
     from sluice.queues.cursor import Cursor
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
 
 READ_AHEAD: Final = 128  # messages that one read brings, at most
 READ_BYTES: Final = 262_144  # and how many bytes of them, in a cache that is large enough
+NEIGHBOURS: Final = 32
+READ_LOW: Final = 32  # with fewer than this at hand, a cursor's neighbours take it along when they read
 READ_SHARE: Final = 8  # of the cache: what is read ahead must still be there when its turn comes
 
 # What a read is for.
 DELIVER: Final = 0  # a cursor cannot go on without the first of them
+AHEAD: Final = 3  # a cursor will need them soon
 EXPIRE: Final = 1  # an expired message becomes a dead letter
 BURY: Final = 2  # so does one that failed, and was given back before that was decided
 
@@ -38,8 +42,38 @@ class Read:
         self.reason: str = ""
 
 
-def read_ahead(cursor: Cursor, first: i64, cache_bytes: i64) -> Read:
-    """Ask for the body of `first`, and of those that come behind it."""
+def read_for(engine: Engine, cursor: Cursor, first: i64) -> None:
+    """Ask for the body of `first`, and of those that come behind it. The partitions of a queue lie mixed in the log: a
+    neighbour that will soon need to read does it now, in the same pass over the same bytes."""
+    cache_bytes = engine.young.budget
+    engine.reads.append(_read(DELIVER, cursor, first, cache_bytes))
+    cursors = cursor.group.cursors
+    count: i64 = len(cursors)
+    step: i64 = 1
+    while step < count and step <= NEIGHBOURS:
+        other = cursors[(cursor.partition.number + step) % count]
+        step += 1
+        if other.consumer is not None and not other.fetching and not other.reading:
+            start = _first_missing(other)
+            if start >= 0:
+                engine.reads.append(_read(AHEAD, other, start, cache_bytes))
+
+
+def _first_missing(cursor: Cursor) -> i64:
+    """The first message that a cursor will have to read; -1 when it has enough at hand."""
+    partition = cursor.partition
+    seq = cursor.fresh
+    end: i64 = min(partition.committed, seq + READ_LOW)
+    if seq < end and int(end - 1) in partition.young:
+        return -1
+    while seq < end:
+        if int(seq) not in partition.young and partition.holds(seq):
+            return seq
+        seq += 1
+    return -1
+
+
+def _read(what: i64, cursor: Cursor, first: i64, cache_bytes: i64) -> Read:
     partition = cursor.partition
     sequences: list[int] = []
     addresses: list[int] = []
@@ -55,27 +89,33 @@ def read_ahead(cursor: Cursor, first: i64, cache_bytes: i64) -> Read:
         if (
             block.address[at] != GONE
             and number not in partition.young
-            and (seq == first or (not cursor.settled(seq) and number not in cursor.leases))
+            and (
+                (seq == first and what == DELIVER)
+                or (not cursor.settled(seq) and number not in cursor.leases)
+            )
         ):
             sequences.append(number)
             addresses.append(int(block.address[at]))
             size += 200 + i64(block.size[at])
         seq = partition.first_live(seq + 1)
-    cursor.fetching = True
-    read = Read(DELIVER, partition, sequences, addresses)
+    if what == DELIVER:
+        cursor.fetching = True
+    else:
+        cursor.reading = True
+    read = Read(what, partition, sequences, addresses)
     read.cursor = cursor
     return read
 
 
 def message_of(data: bytes, codec: Codec) -> Message | None:
     """The message of a record; None for one that is damaged."""
-    record = take_apart(data, 0, len(data), 0)
-    message = decode_body(record.body)
-    message.expires = record.expires
-    message.priority = record.flags & PRIORITY_BITS
-    if record.flags & DELAYED:
-        message.deliver_at = record.time
-    if record.flags & COMPRESSED:
+    flags: i64 = data[FLAGS_AT]
+    message = decode_body(data, HEADER_BYTES)
+    message.expires = i64(read_i32_le(data, EXPIRES_AT)) & 0xFFFF_FFFF
+    message.priority = flags & PRIORITY_BITS
+    if flags & DELAYED:
+        message.deliver_at = read_i64_le(data, TIME_AT)
+    if flags & COMPRESSED:
         try:
             message.payload = codec.decompress(message.payload)
         except ValueError:
@@ -92,7 +132,7 @@ def rewrite(engine: Engine, data: bytes, address: i64) -> bool:
     if partition is None or partition.address(record.seq) != address:
         return False
     moved = engine.journal.add_message(
-        partition, record.flags, record.seq, record.key, record.expires, record.time, record.body, False
+        partition, record.flags, record.seq, record.key, record.expires, record.time, record.body, b"", False
     )
     partition.move(record.seq, moved)
     engine.segments.drop(address, record.size)

@@ -108,7 +108,7 @@ def take_from(engine: Engine, cursor: Cursor, seq: i64, how: i64, lease: Lease |
 def drop_lease(lease: Lease) -> None:
     lease.state = SETTLED
     cursor = lease.cursor
-    cursor.leases.pop(int(lease.seq), None)
+    del cursor.leases[int(lease.seq)]
     if lease.own_id:
         cursor.group.drop_name(lease)
     lease.message = None

@@ -13,7 +13,7 @@ from sluice.queues import journal as notes
 from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import DYING, LEASED, READY, SETTLED, WAITING, Lease
 from sluice.queues.group import Group
-from sluice.queues.journal import DEAD, NoteWriter
+from sluice.queues.journal import ACKED, DEAD, NoteWriter
 from sluice.queues.names import message_id, parse_message_id
 from sluice.queues.reading import BURY, Read
 from sluice.queues.removal import drop_lease, expire, settle_one
@@ -86,6 +86,8 @@ def name_of(lease: Lease) -> bytes:
 def finish(engine: Engine, lease: Lease, how: i64) -> None:
     cursor = lease.cursor
     seq = lease.seq
+    if how == ACKED and (lease.history is not None or (lease.message is not None and lease.message.headers)):
+        engine.past.remember(lease, name_of(lease).decode("utf-8", "replace"), engine.now)
     if lease.state == LEASED:
         let_go(engine, lease, True)
     cursor.end_out(lease)

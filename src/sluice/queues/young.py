@@ -25,19 +25,20 @@ class Young:
             partition.is_holder = True
             self._holders.append(partition)
         partition.young[int(seq)] = message
-        self.bytes += message.size()
+        message.cost = message.size()
+        self.bytes += message.cost
         if self.bytes > self.budget:
             self._make_room()
 
     def drop(self, partition: Partition, seq: i64) -> None:
         message = partition.young.pop(int(seq), None)
         if message is not None:
-            self.bytes -= message.size()
+            self.bytes -= message.cost
 
     def forget(self, partition: Partition) -> None:
         """The partition itself is gone."""
         for message in partition.young.values():
-            self.bytes -= message.size()
+            self.bytes -= message.cost
         partition.young = {}
         if partition.is_holder:
             partition.is_holder = False
@@ -48,7 +49,7 @@ class Young:
             partition = self._holders.popleft()
             young = partition.young
             for seq in list(young)[: (len(young) + 1) // 2]:
-                self.bytes -= young.pop(seq).size()
+                self.bytes -= young.pop(seq).cost
             if young:
                 self._holders.append(partition)
             else:

@@ -35,6 +35,9 @@ MESSAGE: Final = 1
 NOTE: Final = 2
 
 HEADER_BYTES: Final = 40
+FLAGS_AT: Final = 9  # where some of its fields stand
+EXPIRES_AT: Final = 28
+TIME_AT: Final = 32
 # A row of an index: address and the header of a message without its crc and spare bytes (see `write_row`).
 ROW_BYTES: Final = 40
 SMALL_BODY: Final = 512
@@ -84,12 +87,13 @@ def write_record(
     expires: i64,
     time: i64,
     body: bytes,
+    rest: bytes = b"",
 ) -> None:
-    """Add one record to the frame that is being made. A large body is copied once, into the frame; a small one is
-    cheaper to copy than to check by itself."""
+    """Add one record to the frame that is being made; its body is `body` and behind it `rest`. A large one is copied
+    once, into the frame; a small one is cheaper to copy than to check by itself."""
     head = _HEAD
     head.truncate(0)
-    write_i32_le(head, _signed(HEADER_BYTES + len(body)))
+    write_i32_le(head, _signed(HEADER_BYTES + len(body) + len(rest)))
     head.append(int(kind))
     head.append(int(flags))
     head.append(0)
@@ -99,18 +103,19 @@ def write_record(
     write_i32_le(head, _signed(key))
     write_i32_le(head, _signed(expires))
     write_i64_le(head, time)
-    if len(body) < SMALL_BODY:
-        head.write(body)
+    head.write(body)
+    if len(rest) < SMALL_BODY:
+        head.write(rest)
         whole = head.getvalue()
         crc: int = crc32c(whole)
         write_i32_le(frame, _signed(crc))
         frame.write(whole)
         return
     start = head.getvalue()
-    crc = extend_crc32c(crc32c(start), body)
+    crc = extend_crc32c(crc32c(start), rest)
     write_i32_le(frame, _signed(crc))
     frame.write(start)
-    frame.write(body)
+    frame.write(rest)
 
 
 def read_record(data: bytes, at: i64, end: i64, address: i64) -> Record | None:

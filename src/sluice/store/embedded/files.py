@@ -10,10 +10,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
 from sluice.errors import StoreLocked
+
+_WRITE_SYNCED: Final[int] = getattr(os, "RWF_DSYNC", 0)  # Linux; elsewhere in two steps
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -72,6 +75,21 @@ class Files:
             if taken == 0:
                 raise OSError(errno.EIO, "the system takes no more bytes and gives no reason")
             written += taken
+
+    def write_synced(self, fd: int, parts: list[bytes], at: int) -> None:
+        """The same as `write`, and `sync` for these bytes alone: one call to the system, and so one wait less for the
+        right to run Python behind it."""
+        if _WRITE_SYNCED == 0:
+            self.write(fd, parts, at)
+            self.sync(fd)
+            return
+        total = 0
+        for part in parts:
+            total += len(part)
+        written = os.pwritev(fd, parts, at, _WRITE_SYNCED)
+        if written != total:
+            self.write(fd, [b"".join(parts)[written:]], at + written)
+            self.sync(fd)
 
     def read(self, fd: int, size: int, at: int) -> bytes:
         """`size` bytes from offset `at`; fewer only where the file ends."""

@@ -5,7 +5,7 @@ loop of each with one `call_soon_threadsafe`. The first failure is its last act:
 knows what the disk holds (the kernel may have dropped the dirty pages and forgotten the error), so nothing is tried
 again, nothing more is acknowledged, and the next start finds out.
 
-A commit takes the GIL three times, and a loop that is never idle hardly lets go of it: with Python's switch interval
+A commit takes the GIL twice, and a loop that is never idle hardly lets go of it: with Python's switch interval
 of 5 ms and a loop kept busy, the slowest hundredth of commits took 0.2 to 2 s; with 0.5 ms or less, 9 to 20 ms. The
 likely cause is that the loop gives the GIL up for too short a time for this thread to wake, and often enough that the
 interval never runs out. The program that runs the loop should lower it (`sys.setswitchinterval`).
@@ -139,14 +139,19 @@ class Writer:
         if not collect_rows(self._rows, body, job.count, first):
             raise ValueError(f"a frame of {len(body)} bytes does not hold the {job.count} records it should")
         head = frame_head(len(body), job.count, self._unsynced, self._lsn + 1, self._salt)
-        self._files.write(self._fd, [head, body], int(self._offset))
+        at_once = job.sync and self._unsynced == 0  # nothing older waits for a sync
+        if at_once:
+            self._files.write_synced(self._fd, [head, body], int(self._offset))
+        else:
+            self._files.write(self._fd, [head, body], int(self._offset))
         self._lsn += 1
         self._offset += FRAME_BYTES + len(body)
-        self._unsynced += 1
-        if job.sync:
-            self._sync()
-        elif self._unsynced == 1:
-            self._sync_due = time.monotonic() + self._sync_seconds
+        if not at_once:
+            self._unsynced += 1
+            if job.sync:
+                self._sync()
+            elif self._unsynced == 1:
+                self._sync_due = time.monotonic() + self._sync_seconds
         self._tell(job.done)
         if job.roll:
             self._roll()

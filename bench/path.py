@@ -1,0 +1,256 @@
+"""What a queue message costs the broker itself, in microseconds of its own code: no sockets, no disk, no other process.
+
+    python bench/path.py                    1 KB and 100 B; then with more queues, more groups, more waiting
+    python bench/path.py --rounds 2000      more rounds: the best one counts, so noise makes it slower, never wrong
+
+Bytes are fed to real connections and taken from them again, through codec, session, door, engine and a store in memory:
+four publishers, four consumers, 1,024 keys, QoS 1, each delivery answered with PUBACK and `$ack`. The time of the best
+round is told: it is what the code costs when nothing disturbs it. For whole systems there is the load harness.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import gc
+import json
+import random
+import struct
+import time
+from collections.abc import Callable
+
+from sluice.broker.access import Anonymous
+from sluice.broker.broker import Broker
+from sluice.broker.connection import Connection
+from sluice.broker.keeper import Keeper
+from sluice.broker.limits import Limits
+from sluice.broker.queue_door import QueueDoor
+from sluice.clock import steady_time
+from sluice.queues.config import read_config
+from sluice.queues.engine import Engine
+from sluice.queues.rules import Rules
+from sluice.queues.runner import Runner
+from sluice.queues.service import QueueService
+from sluice.schema import fault_of_schema, validator_of
+from sluice.store.memory import MemoryStore
+from sluice.wire.encode import encode
+from sluice.wire.packets import V5, Connect, Subscribe, SubscriptionRequest, publish_with
+from sluice.wire.properties import Properties
+
+PUBLISHERS = CONSUMERS = 4
+AT_ONCE = 50  # messages that each of them sends in one read
+KEYS = 1024
+
+
+class Handle:
+    def cancel(self) -> None:
+        pass
+
+
+class Loop:
+    """As much of an event loop as the broker needs when nothing waits for a socket."""
+
+    def __init__(self) -> None:
+        self._ready: collections.deque[tuple[Callable[..., object], tuple[object, ...]]] = collections.deque()
+
+    def call_soon(self, function: Callable[..., object], *arguments: object) -> Handle:
+        self._ready.append((function, arguments))
+        return Handle()
+
+    def call_later(self, delay: float, function: Callable[..., object], *arguments: object) -> Handle:
+        return Handle()
+
+    def run(self) -> None:
+        while self._ready:
+            function, arguments = self._ready.popleft()
+            function(*arguments)
+
+
+class Line:
+    """The transport under a connection, and the client at its other end."""
+
+    def __init__(self, house: House, name: str) -> None:
+        self.out: list[bytes] = []
+        self.held: collections.deque[tuple[bytes, bytes, bytes]] = collections.deque()
+        self._house = house
+        self._last_id = 0
+        self.connection: Connection = house.broker.connect()
+        self.connection.connection_made(self)
+        self.say(encode(Connect(name, V5, True, 0), V5))
+
+    def write(self, data: bytes) -> None:
+        self.out.append(data)
+
+    def set_write_buffer_limits(self, high: int, low: int) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return ("127.0.0.1", 1)
+
+    def pause_reading(self) -> None:
+        pass
+
+    resume_reading = close = abort = pause_reading
+
+    def say(self, data: bytes) -> None:
+        self.connection.data_received(data)
+        self._house.loop.run()
+
+    def next_id(self) -> int:
+        self._last_id = self._last_id % 60_000 + 1
+        return self._last_id
+
+    def subscribe(self, topic: str, group: str = "") -> None:
+        properties = Properties()
+        if group:
+            properties.user = [("consumer-group", group)]
+        packet = Subscribe(self.next_id(), [SubscriptionRequest(topic.encode(), 1)], properties)
+        self.say(encode(packet, V5))
+
+    def publish(self, topic: str, payload: bytes, key: str) -> bytes:
+        """The bytes of a publish."""
+        properties = Properties()
+        properties.user = [("partition-key", key)]
+        packet = publish_with(topic.encode(), payload, 1, False, properties)
+        packet.packet_id = self.next_id()
+        return encode(packet, V5)
+
+    def take(self) -> None:
+        """Read what was delivered, and keep it to be acknowledged."""
+        data = b"".join(self.out)
+        self.out = []
+        at = 0
+        while at < len(data):
+            kind = data[at] >> 4
+            at, size, shift = at + 1, 0, 0
+            while True:
+                size |= (data[at] & 127) << shift
+                shift += 7
+                at += 1
+                if data[at - 1] < 128:
+                    break
+            if kind == 3:
+                (length,) = struct.unpack_from(">H", data, at)
+                topic = data[at + 2 : at + 2 + length]
+                found = data.index(b"message-id", at) + 10
+                (width,) = struct.unpack_from(">H", data, found)
+                packet_id = data[at + 2 + length : at + 4 + length]
+                self.held.append((packet_id, topic, data[found + 2 : found + 2 + width]))
+            at += size
+
+    def settle(self, most: int) -> bytes:
+        """PUBACK and `$ack` for the oldest deliveries."""
+        said = []
+        for _ in range(min(most, len(self.held))):
+            packet_id, topic, name = self.held.popleft()
+            properties = Properties()
+            properties.user = [("message-id", name.decode())]
+            packet = publish_with(topic + b"/$ack", b"", 1, False, properties)
+            packet.packet_id = self.next_id()
+            said.append(b"\x40\x02" + packet_id + encode(packet, V5))
+        return b"".join(said)
+
+
+class House:
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.broker = Broker(self.loop, Limits(), Anonymous(True), print)
+        self.engine = Engine(self._rules_for, random.Random(1).random)
+        store = MemoryStore(self.loop.call_soon)
+        turn, router = self.broker.turn, self.broker.router
+        runner = Runner(self.engine, store, steady_time, self.loop.call_later, turn.send, print)
+        runner.open(lambda name, text: read_config(json.loads(text), name).rules())
+        router.keeper = Keeper(self.engine.keeping, turn)
+        turn.before_flush = runner.end_turn
+        runner.frame_taken = router.frame_taken
+        service = QueueService(self.engine, fault_of_schema)
+        router.door = QueueDoor(self.engine, turn, router.subscriptions, service, validator_of)
+
+    def _rules_for(self, name: str) -> tuple[Rules, str]:
+        config = read_config({"limits": {"max_queue_depth": 10_000_000}}, name)
+        return config.rules(), config.text()
+
+
+def measure(
+    size: int, rounds: int, queues: int = 1, groups: int = 1, waiting: int = 1000, spread: int = 1
+) -> float:
+    """Microseconds per delivered message in the best round. `queues` exist, `spread` of them are used."""
+    house = House()
+    draw = random.Random(2)
+    payload = draw.randbytes(size)
+    for nth in range(queues):
+        house.engine.ensure(f"bench/{nth}")
+    topics = [f"$queue/bench/{nth}" for nth in range(spread)]
+    consumers = [
+        Line(house, f"{group}-{nth}")
+        for group in range(groups)
+        for nth in range(CONSUMERS if groups == 1 else 1)
+    ]
+    for consumer in consumers:
+        consumer.subscribe("$queue/bench/0" if spread == 1 else "$queue/bench/#")
+    publishers = [Line(house, f"p{nth}") for nth in range(PUBLISHERS)]
+    at_once = AT_ONCE if groups == 1 else 10
+
+    def said(publisher: Line, count: int) -> bytes:
+        return b"".join(
+            publisher.publish(draw.choice(topics), payload, f"k{draw.randrange(KEYS)}") for _ in range(count)
+        )
+
+    for _ in range(waiting // (AT_ONCE * PUBLISHERS)):
+        for publisher in publishers:
+            publisher.say(said(publisher, AT_ONCE))
+            publisher.out = []
+    gc.collect()
+    gc.freeze()
+    best = float("inf")
+    for _ in range(rounds):
+        incoming = [(publisher, said(publisher, at_once)) for publisher in publishers]
+        started = time.perf_counter()
+        for line, data in incoming:
+            line.connection.data_received(data)
+        house.loop.run()
+        taken = time.perf_counter() - started
+        count = 0
+        outgoing = []
+        for consumer in consumers:
+            consumer.take()
+            before = len(consumer.held)
+            outgoing.append((consumer, consumer.settle(at_once * PUBLISHERS if groups > 1 else at_once)))
+            count += before - len(consumer.held)
+        started = time.perf_counter()
+        for line, data in outgoing:
+            if data:
+                line.connection.data_received(data)
+        house.loop.run()
+        taken += time.perf_counter() - started
+        for publisher in publishers:
+            publisher.out = []
+        wanted = PUBLISHERS * at_once * groups
+        if count >= wanted * 0.9:
+            best = min(best, taken / count)
+    return best * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=400)
+    rounds = parser.parse_args().rounds
+    gc.set_threshold(100_000, 50, 1000)  # as `sluice serve` has it
+    base = measure(100, rounds)
+    print(f"{'1 KB':34s} {measure(1000, rounds):6.2f} us")
+    print(f"{'100 B':34s} {base:6.2f} us")
+    for name, cost in (
+        ("100 B, 100,000 waiting", measure(100, rounds, waiting=100_000)),
+        ("100 B, 10,000 queues, one in use", measure(100, rounds, queues=10_000)),
+        ("100 B, 100 queues, all in use", measure(100, rounds, queues=100, spread=100)),
+        ("100 B, 10,000 queues, all in use", measure(100, rounds, queues=10_000, spread=10_000)),
+        ("100 B, 1,000 groups, per delivery", measure(100, max(10, rounds // 40), groups=1000)),
+    ):
+        print(f"{name:34s} {cost:6.2f} us  {cost / base:5.2f} x")
+
+
+if __name__ == "__main__":
+    main()
