@@ -368,7 +368,9 @@ async def test_a_message_is_found_without_its_queue(house: AdminHouse) -> None:
 # ---- and its good end
 
 
-async def test_a_message_that_was_done_after_some_trouble_is_remembered_for_a_while(house: AdminHouse) -> None:
+async def test_a_message_that_was_done_after_some_trouble_is_remembered_for_a_while(
+    house: AdminHouse,
+) -> None:
     worker = house.worker()
     house.publish(b"x", message_id="order-7")
     settle(worker, "nack", take(worker)[0], description="disk full")
@@ -397,7 +399,9 @@ async def test_a_dead_letter_that_was_put_back_and_done_shows_its_whole_story(ho
     assert life.states[0].state == "acked"
 
 
-async def test_of_the_messages_that_came_to_a_good_end_the_last_ones_are_remembered(house: AdminHouse) -> None:
+async def test_of_the_messages_that_came_to_a_good_end_the_last_ones_are_remembered(
+    house: AdminHouse,
+) -> None:
     worker = house.worker()
     for nth in range(3):
         house.publish(b"x", message_id=f"order-{nth}")

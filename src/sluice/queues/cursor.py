@@ -34,6 +34,16 @@ SEQUENCE_BITS: Final = 48
 SEQUENCE_MASK: Final = (1 << 48) - 1
 NO_GATE: Final = 0x7FFF_FFFF_FFFF_FFFF
 
+# What a cursor has before it has any: most of a node's cursors are idle, and fifteen empty containers each would cost
+# more than all the rest of it. Nothing is ever put into these; whoever puts makes its own first.
+_NO_COUNTS: Final[dict[object, int]] = {}
+_NO_KEYS: Final[dict[int, int]] = {}
+_NO_ROWS: Final[dict[object, list[int]]] = {}
+_NO_GATED: Final[dict[int, list[int]]] = {}
+_NO_RANKS: Final[list[int]] = []
+_NO_SEQUENCES: Final[set[int]] = set()
+_NOTHING_UNLOGGED: Final[list[list[int]]] = []
+
 
 class Cursor:
     def __init__(self, group: Group, partition: Partition, floor: i64) -> None:
@@ -43,7 +53,9 @@ class Cursor:
         self.floor: i64 = floor
         self.fresh: i64 = floor
         self.leases: dict[int, Lease] = {}  # whatever was delivered once and is not settled
-        self.done: set[int] = set()  # settled, above the floor, and kept for others or for its retention
+        self.done: set[int] = (
+            _NO_SEQUENCES  # settled, above the floor, and kept for others or for its retention
+        )
         self.fetching: bool = False  # cannot go on before a body has come
         self.reading: bool = False  # bodies are on their way that it will need
         self.ahead: Message | None = None  # the body that was waited for, whatever the cache makes of it
@@ -54,16 +66,24 @@ class Cursor:
         self.counts: list[int] = [0, 0, 0, 0]  # acked, dead, expired, purged
         self.gate_mark: i64 = NO_GATE  # when the floor comes here, a gate opens for others
         self.returned: dict[int, list[Step]] | None = None  # given back without a failure: see `history`
-        self._ready: list[int] = []  # chosen, to be leased before anything fresh: by priority and sequence
-        self._chosen: dict[int, int] = {}  # those, and the key that each keeps busy
+        self._ready: list[int] = (
+            _NO_RANKS  # chosen, to be leased before anything fresh: by priority and sequence
+        )
+        self._chosen: dict[int, int] = _NO_KEYS  # those, and the key that each keeps busy
         # By key, which is a number; as an object it is made once for all that is asked of it.
-        self._busy: dict[object, int] = {}  # messages out
-        self._parked: dict[object, list[int]] = {}  # sequences in order, no more than LOOK_AHEAD and a few
-        self._parked_early: dict[object, list[int]] = {}  # the same for what goes by its priority: heaps
+        self._busy: dict[object, int] = _NO_COUNTS  # messages out
+        self._parked: dict[object, list[int]] = (
+            _NO_ROWS  # sequences in order, no more than LOOK_AHEAD and a few
+        )
+        self._parked_early: dict[object, list[int]] = (
+            _NO_ROWS  # the same for what goes by its priority: heaps
+        )
         self._parked_count: i64 = 0
-        self._gated: dict[int, list[int]] = {}  # keys behind an older partition that is not drained: see Gate
+        self._gated: dict[int, list[int]] = (
+            _NO_GATED  # keys behind an older partition that is not drained: see Gate
+        )
         self._look_twice: i64 = 0  # below this, what is fresh may have been leased already
-        self._unlogged: list[list[int]] = [[], [], [], []]
+        self._unlogged: list[list[int]] = _NOTHING_UNLOGGED  # settled since the last frame, by how
         self._dirty: bool = False
 
     # ---- choosing
@@ -110,6 +130,8 @@ class Cursor:
         number: object = int(key)
         queue = self.partition.queue
         if queue.gates and self.group.is_behind_gate(self.partition, seq, key):
+            if self._gated is _NO_GATED:
+                self._gated = {}
             self._gated.setdefault(int(key), []).append(int(seq))
             self._parked_count += 1
             return False
@@ -119,14 +141,20 @@ class Cursor:
             if priority >= 0:
                 early = self._parked_early.get(number)
                 if early is None:
+                    if self._parked_early is _NO_ROWS:
+                        self._parked_early = {}
                     early = self._parked_early[number] = []
                 heapq.heappush(early, _rank(seq, priority))
             else:
                 waiting = self._parked.get(number)
                 if waiting is None:
+                    if self._parked is _NO_ROWS:
+                        self._parked = {}
                     waiting = self._parked[number] = []
                 waiting.append(int(seq))
             return False
+        if self._busy is _NO_COUNTS:
+            self._busy = {}
         self._busy[number] = busy + 1
         return True
 
@@ -148,8 +176,15 @@ class Cursor:
 
     def put_back(self, seq: i64, priority: i64, key: i64) -> None:
         """A chosen message that was not leased, or is to be leased again: it counts as out."""
+        self._choose(seq, key, _rank(seq, priority))
+
+    def _choose(self, seq: i64, key: i64, rank: int) -> None:
+        if self._chosen is _NO_KEYS:
+            self._chosen = {}
+        if self._ready is _NO_RANKS:
+            self._ready = []
         self._chosen[int(seq)] = int(key)
-        heapq.heappush(self._ready, _rank(seq, priority))
+        heapq.heappush(self._ready, rank)
 
     def hold_back(self, seq: i64) -> None:
         """Not to be leased for now, and still out: its body is being read for its dead letter."""
@@ -158,7 +193,7 @@ class Cursor:
     def open_gates(self) -> None:
         """An older partition has come far enough: what stood behind it may go, in order."""
         gated = self._gated
-        self._gated = {}
+        self._gated = _NO_GATED
         for sequences in gated.values():
             self._parked_count -= len(sequences)
             living = [seq for seq in sequences if self.partition.holds(seq) and not self.settled(seq)]
@@ -203,8 +238,7 @@ class Cursor:
                     break
                 seq: i64 = rank & SEQUENCE_MASK
                 if self.partition.holds(seq) and not self.settled(seq):
-                    self._chosen[int(seq)] = int(key)
-                    heapq.heappush(self._ready, int(rank))
+                    self._choose(seq, key, int(rank))
                     busy += 1
         if busy > 0:
             self._busy[number] = busy
@@ -234,16 +268,20 @@ class Cursor:
 
     def log_settled(self, seq: i64, how: i64, journal: Journal) -> None:
         """For the frame that is being made."""
-        self._unlogged[how].append(int(seq))
         if not self._dirty:
             self._dirty = True
             journal.add_dirty(self)
+            if self._unlogged is _NOTHING_UNLOGGED:
+                self._unlogged = [[], [], [], []]
+        self._unlogged[how].append(int(seq))
 
     def pass_over(self, seq: i64, kept: bool) -> None:
         """`seq` needs no more of this group; `kept`: others still need it."""
         if seq == self.floor:
             self.advance(seq + 1)
         elif kept and seq > self.floor:
+            if self.done is _NO_SEQUENCES:
+                self.done = set()
             self.done.add(int(seq))
 
     def advance(self, floor: i64) -> None:
@@ -348,16 +386,18 @@ class Cursor:
         partition = self.partition
         self.fresh = self.floor
         self._look_twice = partition.next
-        self._ready = []
-        self._chosen = {}
-        self._busy = {}
-        self._parked = {}
-        self._parked_early = {}
+        self._ready = _NO_RANKS
+        self._chosen = _NO_KEYS
+        self._busy = _NO_COUNTS
+        self._parked = _NO_ROWS
+        self._parked_early = _NO_ROWS
         self._parked_count = 0
-        self._gated = {}
+        self._gated = _NO_GATED
         for lease in self.leases.values():
             lease.key = self.key_of(lease.seq)
             if lease.key:
+                if self._busy is _NO_COUNTS:
+                    self._busy = {}
                 self._busy[int(lease.key)] = self._busy.get(int(lease.key), 0) + 1
             if lease.state == READY:
                 self.put_back(lease.seq, partition.priority(lease.seq), lease.key)

@@ -203,7 +203,7 @@ class Engine:
         return seq
 
     def _note_target(self, partition: Partition, seq: i64, target: i64) -> None:
-        partition.targets[int(seq)] = int(target)
+        partition.aim(seq, target)
         note = NoteWriter(notes.TARGET)
         note.number(partition.pid)
         note.number(seq)

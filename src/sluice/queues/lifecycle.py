@@ -15,7 +15,7 @@ from sluice.queues.delivery import LEASED, SETTLED
 from sluice.queues.group import Group
 from sluice.queues.journal import PURGED, NoteWriter
 from sluice.queues.names import fault_of_name
-from sluice.queues.partition import Partition
+from sluice.queues.partition import NOT_DELAYED, Partition
 from sluice.queues.queue import Gate, Queue
 from sluice.queues.removal import let_go_of, waits_for_nobody
 from sluice.queues.rules import STRICT, Rules
@@ -145,7 +145,7 @@ def forget_queue(engine: Engine, queue: Queue) -> None:
     queue.groups = {}
     for partition in queue.partitions:
         partition.cursors = []
-        partition.delayed = set()
+        partition.delayed = NOT_DELAYED
         seq = partition.first_live(0)
         while seq < partition.next:
             let_go_of(engine, partition, seq)

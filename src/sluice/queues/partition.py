@@ -64,6 +64,10 @@ class Block:
         self.left[at] = i16(left)
 
 
+# What a partition has before it has any: see the cursor's.
+NO_TARGETS: Final[dict[int, int]] = {}
+NOT_DELAYED: Final[set[int]] = set()
+
 _DEAD: Final = Block()  # stands for every block in which nothing lives nor will live
 
 
@@ -78,8 +82,8 @@ class Partition:
         self.cursors: list[Cursor] = []
         self.young: dict[object, Message] = {}  # bodies that need no read, by sequence
         self.is_holder: bool = False  # is known to the cache
-        self.targets: dict[int, int] = {}  # messages for one group alone, and its number
-        self.delayed: set[int] = set()  # messages whose time has not come
+        self.targets: dict[int, int] = NO_TARGETS  # messages for one group alone, and its number
+        self.delayed: set[int] = NOT_DELAYED  # messages whose time has not come
         self.removed: list[int] = []  # taken out for everybody since the last frame, by no group's doing
         self.touched: bool = False  # has messages in the frame that is being made
         self.expiry_set: i64 = 0  # when the next look for expired messages is due, in seconds; 0: none is set
@@ -126,6 +130,18 @@ class Partition:
     def is_for(self, seq: i64, gid: i64) -> bool:
         """Whether the group `gid` is meant: a dead letter that is put back goes to the group that failed it."""
         return not self.targets or self.targets.get(int(seq), int(gid)) == gid
+
+    def aim(self, seq: i64, gid: i64) -> None:
+        """The message `seq` is for one group alone."""
+        if self.targets is NO_TARGETS:
+            self.targets = {}
+        self.targets[int(seq)] = int(gid)
+
+    def delay(self, seq: i64) -> None:
+        """The time of the message `seq` has not come."""
+        if self.delayed is NOT_DELAYED:
+            self.delayed = set()
+        self.delayed.add(int(seq))
 
     # ---- coming and going
 

@@ -187,7 +187,7 @@ class EngineLoader:
             partition = engine.partitions.get(int(note.number()))
             seq = int(note.number())
             if partition is not None:
-                partition.targets[seq] = int(note.number())
+                partition.aim(seq, note.number())
         elif what == notes.RETURNED:
             self._returned(note)
         elif what == notes.DIED:

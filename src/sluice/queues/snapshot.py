@@ -178,7 +178,7 @@ class SnapshotReader:
             living.add_hole(start, note.number())
         for _ in range(note.number()):
             seq = int(note.number())
-            partition.targets[seq] = int(note.number())
+            partition.aim(seq, note.number())
         queue.partitions.append(partition)
         self._engine.partitions[int(partition.pid)] = partition
         self._living[int(partition.pid)] = living

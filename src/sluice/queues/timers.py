@@ -84,7 +84,7 @@ class Timers:
         heapq.heappush(self._retries, (when, self._ticket, lease))
 
     def wait_for_delay(self, partition: Partition, seq: i64, when: float) -> None:
-        partition.delayed.add(int(seq))
+        partition.delay(seq)
         self._ticket += 1
         heapq.heappush(self._delayed, (when, self._ticket, partition, int(seq)))
 
