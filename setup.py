@@ -21,6 +21,7 @@ COMPILED = (
     "queues/*.py",
     "store/*.py",
     "store/embedded/*.py",
+    "bulk/columns.py",
 )
 
 # Modules of those rooms that run once per connection or less, or lean on libraries that carry no types.

@@ -1,4 +1,4 @@
-"""Say hello and hear it: `python examples/hello_publish_subscribe.py [mqtt://localhost:1883]` (or SLUICE_URL)."""
+"""Say hello and hear it: `python examples/hello_publish_subscribe.py [mqtt://localhost:1883]` (or SLUICE_MQTT)."""
 
 import asyncio
 import os
@@ -16,4 +16,6 @@ async def main(url: str) -> None:
             break
 
 
-asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SLUICE_URL", "mqtt://localhost:1883")))
+asyncio.run(
+    main(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SLUICE_MQTT", "mqtt://localhost:1883"))
+)

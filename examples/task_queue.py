@@ -1,6 +1,6 @@
 """A task queue: six jobs, two workers of one group, and one job that fails until it is a dead letter.
 
-`python examples/task_queue.py [mqtt://localhost:1883]` (or SLUICE_URL). It ends by itself.
+`python examples/task_queue.py [mqtt://localhost:1883]` (or SLUICE_MQTT). It ends by itself.
 """
 
 import asyncio
@@ -81,4 +81,6 @@ async def main(url: str) -> None:
             worker.cancel()
 
 
-asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SLUICE_URL", "mqtt://localhost:1883")))
+asyncio.run(
+    main(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SLUICE_MQTT", "mqtt://localhost:1883"))
+)

@@ -36,6 +36,9 @@ SERVER: dict[str, str] = {
     "queues.enabled": "`false` makes `$queue/...` and `$admin/...` ordinary topics",
     "queues.templates": "configuration of queues that come into being under a matching name, see below",
     "queues.cache_bytes": "bodies of young messages kept in memory, all queues together",
+    "bulk.max_batch_bytes": "largest batch that is committed at once, as it was sent; see [bulk.md](bulk.md)",
+    "bulk.max_stage_bytes": "batches that wait for their commit, all together",
+    "bulk.stage_ttl": "how long one waits",
     "auth.allow_anonymous": "who may connect without a name: everybody, nobody, or (not set) everybody on loopback, "
     "as long as there are no users. Not set and a listener beyond loopback: the start is refused",
     "auth.users": "file of users, made by `sluice user add`; see [security.md](security.md)",

@@ -30,7 +30,8 @@ ARROWS: dict[str, frozenset[str]] = {
     "spark": frozenset({"client"}),
     "broker": frozenset({"wire", "queues", "cluster"}),
     "access": frozenset({"broker", "wire", "fields"}),
-    "admin": frozenset({"access", "broker", "queues", "cluster"}),
+    "bulk": frozenset({"queues", "store"}),
+    "admin": frozenset({"access", "broker", "queues", "cluster", "bulk"}),
 }
 
 # These put the rooms together and may know them all.

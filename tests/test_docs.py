@@ -1,4 +1,4 @@
-"""What the documentation shows is run: the README's program, the commands of docs/queues.md, the made pages."""
+"""What the documentation shows is run: the README's commands and program, those of docs/queues.md, the made pages."""
 
 from __future__ import annotations
 
@@ -63,7 +63,11 @@ COMMANDS = commands("docs/queues.md")
 def test_a_command_of_the_guide_to_queues_does_what_it_says(
     script: str, output: str, shell: tuple[Path, dict[str, str]]
 ) -> None:
-    folder, environ = shell
+    check(script, output, *shell)
+
+
+def check(script: str, output: str, folder: Path, environ: dict[str, str]) -> None:
+    """Run a script and compare all it says, line by line; `...` in the page stands for anything."""
     done = subprocess.run(
         ["bash", "-c", script],
         cwd=folder,
@@ -80,6 +84,17 @@ def test_a_command_of_the_guide_to_queues_does_what_it_says(
     for line, pattern in zip(said, wanted, strict=True):
         words = re.escape(pattern).replace(re.escape("..."), ".*")
         assert re.fullmatch(words, line), f"{line!r} is not {pattern!r}"
+
+
+def test_the_commands_of_the_readme_do_what_they_say(start_broker: StartBroker, tmp_path: Path) -> None:
+    broker = start_broker()
+    environ = {
+        **same_build(),
+        "SLUICE_URL": f"http://{broker.address('http')}",
+        "SLUICE_MQTT": f"{broker.mqtt}",
+    }
+    [(script, output)] = commands("README.md")
+    check(f'sluice() {{ "{sys.executable}" -m sluice "$@"; }}\n{script}', output, tmp_path, environ)
 
 
 def test_the_program_of_the_readme_runs(start_broker: StartBroker, tmp_path: Path) -> None:
@@ -120,12 +135,14 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
 
 def test_the_paths_of_the_architecture_name_functions_that_are_there() -> None:
     paths = [text for info, text in blocks("ARCHITECTURE.md") if info == "text path"]
-    steps = re.findall(r"\b((?:broker|queues|store|wire)(?:/\w+)+)\.(\w+)", "\n".join(paths))
+    steps = re.findall(r"\b((?:access|admin|broker|queues|store|wire)(?:/\w+)+)\.(\w+)", "\n".join(paths))
     assert len(steps) > 40
     sources = ROOT / "src/sluice"
     missing = [
         f"{module}.{name}"
         for module, name in steps
-        if not re.search(rf"^ *def {name}\b", (sources / f"{module}.py").read_text("utf-8"), re.MULTILINE)
+        if not re.search(
+            rf"^ *(?:async )?def {name}\b", (sources / f"{module}.py").read_text("utf-8"), re.MULTILINE
+        )
     ]
     assert missing == []

@@ -11,11 +11,12 @@ from tests.brokers import StartBroker, same_build
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def run(start_broker: StartBroker, name: str) -> list[str]:
+def run(start_broker: StartBroker, name: str, by_variable: bool = False) -> list[str]:
     broker = start_broker()
+    told = [] if by_variable else [f"mqtt://{broker.mqtt}"]
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), f"mqtt://{broker.mqtt}"],
-        env=same_build(),
+        [sys.executable, str(EXAMPLES / name), *told],
+        env={**same_build(), "SLUICE_MQTT": str(broker.mqtt) if by_variable else "off"},
         capture_output=True,
         text=True,
         timeout=45,
@@ -32,6 +33,12 @@ def test_every_example_has_a_test() -> None:
 
 def test_hello_publish_subscribe(start_broker: StartBroker) -> None:
     assert run(start_broker, "hello_publish_subscribe.py") == ["greetings/world hello"]
+
+
+def test_the_address_may_come_from_the_variable_that_the_command_line_reads(
+    start_broker: StartBroker,
+) -> None:
+    assert run(start_broker, "hello_publish_subscribe.py", by_variable=True) == ["greetings/world hello"]
 
 
 def test_task_queue(start_broker: StartBroker) -> None:

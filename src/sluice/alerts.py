@@ -20,12 +20,13 @@ import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Final
-
-import httpx
+from typing import TYPE_CHECKING, Final
 
 from sluice.notation import show_duration
 from sluice.queues.dead_letters import Alert
+
+if TYPE_CHECKING:
+    import httpx  # 20 MB that a broker without webhooks need not hold: whoever needs it takes it then
 
 log = logging.getLogger(__name__)
 
@@ -76,12 +77,17 @@ class Guard:
 
     def fault_of_url(self, url: str) -> str:
         """What can be said of a webhook before its name is looked up: for whoever configures a queue with it."""
+        import httpx
+
         try:
-            host = httpx.URL(url).host
-        except httpx.InvalidURL:
+            found = httpx.URL(url)
+            host, port = found.host, found.port
+        except (httpx.InvalidURL, UnicodeError):  # the latter of a name in punycode that is none
             return "the webhook is not a URL"
         if not host:
             return "the webhook names no host"
+        if port is not None and not 0 < port < 65_536:
+            return f"the webhook names port {port}: ports go from 1 to 65535"
         if host.lower().rstrip(".") in self._names:
             return ""
         try:
@@ -159,6 +165,8 @@ class AlertSender:
 
     async def _run(self, url: str, waiting: deque[Alert]) -> None:
         """All that waits for one webhook, in order."""
+        import httpx
+
         if self._client is None:
             self._client = httpx.AsyncClient(
                 timeout=self._timeout,
@@ -174,6 +182,8 @@ class AlertSender:
             del self._waiting[url]
 
     async def _deliver(self, client: httpx.AsyncClient, alert: Alert) -> None:
+        import httpx
+
         fault = ""
         tried = 0.0
         for pause in (0.0, *self._pauses):
@@ -201,6 +211,8 @@ class AlertSender:
 
     async def _post(self, client: httpx.AsyncClient, alert: Alert) -> httpx.Response:
         """Connect to the address that was judged; the host is named in the request and in TLS as it was written."""
+        import httpx
+
         url = httpx.URL(alert.url)
         port = url.port or (443 if url.scheme == "https" else 80)
         async with asyncio.timeout(self._timeout):
@@ -225,6 +237,8 @@ class AlertSender:
 
 def shown(url: str) -> str:
     """A webhook without what may be a secret in it: many services have theirs in the path or the query."""
+    import httpx
+
     try:
         found = httpx.URL(url)
     except httpx.InvalidURL:

@@ -139,6 +139,7 @@ class House:
             loop.call_soon,
         )
         recovery = runner.open(lambda name, text: read_config(json.loads(text), name).rules())
+        runner.on_broken = self._failed
         self._runner = runner
         log.info(
             "store opened",
@@ -168,7 +169,8 @@ class House:
         router.keeper.restore(await kept, router, broker.registry)
         router.retained.forgotten = router.keeper.drop_retained
         store = hide_secrets(self._settings.store)
-        self._admin = AdminService(engine, runner, door, broker, store, how_built())
+        direct = self._settings.store == "embedded"
+        self._admin = AdminService(engine, runner, door, broker, store, how_built(), direct=direct)
 
     def desk(self) -> Desk:
         """Where the admin doors put their questions, once the house is open."""
@@ -265,6 +267,7 @@ def admin_thread(settings: Settings, house: House, keyring: Keyring) -> AdminThr
     """The doors for people and programs that look after the broker; None when they are all off."""
     if settings.http is None and settings.grpc is None:
         return None
+    from sluice.admin.rest.bulk import BulkDoor
     from sluice.admin.thread import AdminDoors, AdminThread  # HTTP and all that, for those who open a door
 
     # A message of the largest size comes as base64, which is a third more, in a frame of JSON.
@@ -277,6 +280,12 @@ def admin_thread(settings: Settings, house: House, keyring: Keyring) -> AdminThr
         max_body=max_body,
         queues_enabled=settings.queues.enabled,
         store_fault=house.fault,
+        bulk_door=lambda: BulkDoor(
+            settings.data if settings.store == "embedded" else None,
+            settings.bulk.max_batch_bytes,
+            settings.bulk.max_stage_bytes,
+            settings.bulk.stage_ttl,
+        ),
     )
     return AdminThread(house.desk(), keyring, doors)
 

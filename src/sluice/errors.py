@@ -143,7 +143,7 @@ class QueueExists(QueueError):
 class QueueFull(QueueError):
     def __init__(self, name: str, depth: int) -> None:
         super().__init__(
-            f"queue {name!r} is full at {depth} messages",
+            f"queue {name!r} is full at {depth} {'message' if depth == 1 else 'messages'}",
             "Add consumers, raise limits.max_queue_depth, or set limits.overflow",
         )
 
@@ -227,6 +227,78 @@ class UnknownMessage(QueueError):
         )
         self.queue = queue
         self.message_id = message_id
+
+
+class OutOfRange(QueueError):
+    """Sequences that are not kept any more, or that nobody has published yet."""
+
+    def __init__(self, what: str, do: str, earliest: int = -1, latest: int = -1) -> None:
+        super().__init__(what, do)
+        self.earliest = earliest  # of what is kept; -1 where that does not matter
+        self.latest = latest
+
+
+class UnknownPartition(QueueError):
+    def __init__(self, queue: str, number: int, count: int) -> None:
+        super().__init__(f"queue {queue!r} has no partition {number}", f"Give one from 0 to {count - 1}")
+
+
+class InvalidBatch(QueueError):
+    """Rows that cannot be messages."""
+
+
+class BatchTooLarge(QueueError):
+    def __init__(self, app: str, batch: int, size: int, limit: int) -> None:
+        super().__init__(
+            f"batch {batch} of {app!r} has {size} bytes or more, and {limit} are taken at once",
+            "Send smaller batches (in Spark: maxOffsetsPerTrigger or maxBytesPerTrigger), "
+            "or raise bulk.max_batch_bytes",
+        )
+
+
+class StaleBatch(QueueError):
+    def __init__(self, app: str, batch: int, what: str) -> None:
+        super().__init__(
+            f"batch {batch} of {app!r} cannot be committed: {what}",
+            "Stage its rows again and commit those; stages end with a restart, an abort, or after bulk.stage_ttl",
+        )
+
+
+class StagesFull(SluiceError):
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"batches that wait for their commit have {limit} bytes already",
+            "Commit or abort some, wait, or raise bulk.max_stage_bytes",
+        )
+
+
+class NoArrow(SluiceError):
+    def __init__(self) -> None:
+        super().__init__(
+            "this server has no pyarrow, which bulk reading and writing needs", "pip install 'sluice[spark]'"
+        )
+
+
+class WorkerLost(SluiceError):
+    """The process that reads for bulk readers has ended in the middle of it."""
+
+    def __init__(self) -> None:
+        super().__init__("the process that reads the log has ended", "Ask again; another one is started")
+
+
+class TooManyReaders(SluiceError):
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"{most} ranges are being read already", "Ask again in a moment, and for fewer at once"
+        )
+
+
+class UnreadableMessage(StoreError):
+    def __init__(self, queue: str, partition: int, seq: int) -> None:
+        super().__init__(
+            f"message {seq} in partition {partition} of queue {queue!r} cannot be read from the store",
+            "Its bytes are damaged: see the log of the server. Read the range around it",
+        )
 
 
 class AccessError(SluiceError):

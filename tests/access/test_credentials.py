@@ -9,6 +9,7 @@ import json
 import stat
 import threading
 import time
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from sluice.access.files import Watched
-from sluice.access.gate import Proofs
+from sluice.access.gate import Gate, Proofs
 from sluice.access.identity import Identity, Keyring, Role, require
 from sluice.access.jwts import JwtVerifier
 from sluice.access.passwords import MAX_ADDRESSES, Attempts, Passwords, host_of
@@ -26,7 +27,10 @@ from sluice.access.settings import AuthSettings, JwtSettings
 from sluice.access.start import access_for
 from sluice.access.tokens import load_tokens, make_token, read_tokens, write_tokens
 from sluice.access.users import load_users, read_users
+from sluice.broker.access import Caller, Verdict
 from sluice.errors import ConfigError, NotAllowed, NotAuthenticated
+from sluice.wire.packets import V5, Connect
+from sluice.wire.reasons import NOT_AUTHORIZED, SUCCESS
 from tests.access.kit import PASSWORD, SECRET, make_user, token_of, touch_later, users_file
 
 
@@ -245,6 +249,47 @@ def test_a_keyring_reads_what_callers_send(tmp_path: Path) -> None:
     assert (
         keyring.identify(f"Basic {good}", "9.9.9.9").name == "ann"
     )  # known: not slowed by who shares its address
+
+
+def test_guesses_that_come_all_at_once_are_not_all_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[bytes] = []
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    proofs = Proofs(passwords_for(tmp_path), None, None, Attempts())
+
+    def verify(hashed: str, password: bytes) -> bool:
+        looked.append(password)
+        time.sleep(0.01)
+        return False
+
+    monkeypatch.setattr("sluice.access.passwords.verify", verify)
+
+    def guess(nth: int) -> None:
+        with suppress(NotAuthenticated):
+            proofs.of_password("ann", f"guess {nth}", "9.9.9.9")
+
+    threads = [threading.Thread(target=guess, args=(nth,)) for nth in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(looked) < 10
+
+
+def test_who_is_disabled_has_no_other_way_in(tmp_path: Path) -> None:
+    users = users_file(tmp_path, make_user("ann", role=Role.ADMIN, disabled=True), make_user("bob"))
+    jwts = verifier(tmp_path, SECRET, secret=True)
+    proofs = Proofs(Passwords(Watched(users, read_users)), jwts, None, Attempts())
+    assert proofs.of_bearer(token_of(sub="ann", role="admin")) is None
+    assert proofs.of_bearer(token_of(sub="bob", role="admin")) == Identity("bob", Role.ADMIN)
+    gate = Gate(False, Passwords(Watched(users, read_users)), jwts)
+    for name, reason in (("ann", NOT_AUTHORIZED), ("bob", SUCCESS)):
+        answers: list[Verdict] = []
+        connect = Connect("c", V5, True, 0)
+        connect.password = token_of(sub=name).encode()
+        gate.admit(connect, Caller("c", "127.0.0.1", None), answers.append)
+        assert [one.reason for one in answers] == [reason]
 
 
 def test_without_credentials_everybody_is_an_administrator() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from sluice.access.identity import Role
+from sluice.access.users import User
 from sluice.wire.packets import V5, V311, Disconnect
-from tests.access.kit import PASSWORD, GuardedHouse, make_user
+from tests.access.kit import PASSWORD, GuardedHouse, make_user, touch_later, users_file
 from tests.broker.kit import Client, will
 from tests.mqtt_queues.kit import join, put, settle, take
 
@@ -330,6 +331,56 @@ def test_a_user_who_is_disabled_removed_or_has_a_new_password_is_sent_away(build
         assert house.connect(name, username=name, password=PASSWORD.encode()).connack.reason == 0x86
     clients["same"].ping()
     assert house.connect("new", username="new", password=b"another password").connack.reason == 0
+
+
+def test_a_session_is_its_users_own_after_a_restart_too(build: Build) -> None:
+    house = build(None, make_user("ann"), make_user("bob"), anonymous=False)
+    secret = PASSWORD.encode()
+
+    def come(user: str, client_id: str) -> Client:
+        return house.connect_lasting(client_id, username=user, password=secret)
+
+    come("ann", "c").subscribe("t")
+    house.restart()
+    house.broker.access = house.gate
+    assert come("bob", "c").connack.reason == 0x85
+    again = come("ann", "c")
+    assert (again.connack.reason, again.connack.session_present) == (0, True)
+    house.restart()  # and nobody is asked for a name any more
+    assert house.connect("c", clean=False).connack.session_present
+
+
+def test_a_change_that_another_thread_saw_first_is_not_missed(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The admin doors look at the same file, in a thread of their own."""
+    house = build(None, make_user("gone"), make_user("same"), anonymous=False)
+    client = house.connect("c", username="gone", password=PASSWORD.encode())
+    assert house.passwords is not None
+    users = house.passwords.users
+    look = users.current
+
+    def overtaken(now: bool = False) -> dict[str, User]:
+        found = users._content
+        look(True)
+        return found
+
+    users_file(house.users_path.parent, make_user("same"))
+    touch_later(house.users_path)
+    monkeypatch.setattr(users, "current", overtaken)
+    house.gate.look()
+    house.loop.settle()
+    assert client.fault()[0] == 0x87
+
+
+def test_who_is_no_administrator_any_more_does_not_go_on_as_one(build: Build) -> None:
+    house = build(None, make_user("ann", role=Role.ADMIN), make_user("bob"), anonymous=False)
+    ann = house.connect("a", username="ann", password=PASSWORD.encode())
+    assert create(ann, name="before") == 0
+    house.change_users(make_user("ann", role=Role.VIEWER), make_user("bob"))
+    assert ann.fault()[0] == 0x87
+    again = house.connect("a", username="ann", password=PASSWORD.encode())
+    assert create(again, name="after") == 0x87
 
 
 @pytest.mark.parametrize(("version", "code"), [(V5, 0x86), (V311, 4)])

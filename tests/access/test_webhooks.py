@@ -51,6 +51,7 @@ def test_an_operator_allows_networks_addresses_and_names() -> None:
     [
         "http://127.0.0.1/x", "http://[::1]:80/", "http://localhost/", "http://a.localhost:8080/", "http://2130706433/",
         "http://169.254.169.254/latest/meta-data", "http://[::ffff:10.0.0.1]/", "http:///nothing",
+        "http://xn--/", "http://example.org:99999/", "http://example.org:0/",
     ],
 )  # fmt: skip
 def test_a_queue_cannot_be_configured_with_an_address_that_is_out_of_reach(url: str) -> None:

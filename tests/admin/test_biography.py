@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from sluice.admin import words
 from sluice.admin.views import Biography, Event, Outgoing
 from sluice.errors import UnknownMessage
 from tests.admin.conftest import MakeHouse
@@ -42,7 +43,7 @@ async def test_a_message_that_waits_because_nobody_consumes(house: AdminHouse) -
     house.publish(b"x", message_id="order-7")
     await house.ask(house.admin.create_group("tasks", "w"))
     (state,) = (await explain(house)).states
-    assert (state.group, state.state, state.do) == ("w", "waiting", "sluice consume tasks --group w")
+    assert (state.group, state.state, state.do) == ("w", "waiting", words.start_worker("tasks", "w"))
     assert state.why == "nobody consumes for group w"
 
 
@@ -304,8 +305,8 @@ async def test_a_message_tells_where_it_is_in_each_group(house: AdminHouse) -> N
     assert states == {"done": "acked", "failing": "dead", "idle": "waiting"}
     assert life.message is not None and len(life.dead_letters) == 1
     assert steps(life) == ["enqueued@0", "delivered@0", "dead@0"]
-    for words in ("in group done it is acked", "in group failing it is dead", "in group idle it is waiting"):
-        assert words in life.summary
+    for told in ("in group done it is acked", "in group failing it is dead", "in group idle it is waiting"):
+        assert told in life.summary
 
 
 async def test_a_message_that_was_put_back_for_one_group_is_not_for_the_other(house: AdminHouse) -> None:

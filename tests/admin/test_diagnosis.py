@@ -57,15 +57,22 @@ async def test_an_empty_queue_whose_messages_were_all_acknowledged_is_well(house
 async def test_messages_that_wait_for_a_first_group(house: AdminHouse) -> None:
     house.publish()
     finding = await first(house)
-    assert (finding.code, finding.do) == ("no-group", "sluice consume tasks --group workers")
-    assert (await first(house, group="mine")).do == "sluice consume tasks --group mine"
+    assert finding.code == "no-group" and finding.what.startswith("1 message waits, and nobody")
+    assert finding.do == (
+        "Start a worker, which makes the group; to look without taking: `sluice peek tasks`"
+    )
+    assert (await first(house, group="mine")).do.startswith("Start a worker of group mine, which makes")
+    assert not house.queue("tasks").groups
 
 
 async def test_a_group_without_a_consumer(house: AdminHouse) -> None:
     house.publish()
     await house.ask(house.admin.create_group("tasks", "w"))
     finding = await first(house)
-    assert (finding.code, finding.do) == ("no-consumer", "sluice consume tasks --group w")
+    assert finding.code == "no-consumer" and finding.what.endswith("in which 1 message waits")
+    assert finding.do == (
+        "Start a worker of group w; to look without taking: `sluice consume tasks --group w --leave`"
+    )
     worker = house.worker()
     assert worker.payloads() == [b"x"], "the cure helps"
 
@@ -128,13 +135,44 @@ async def test_a_consumer_that_holds_all_it_may_and_acknowledges_nothing(house: 
     assert "$ack" in finding.do
 
 
+async def test_a_consumer_at_work_on_the_last_message_is_no_fault(house: AdminHouse) -> None:
+    worker = house.worker(prefetch=1)
+    house.publish()
+    assert len(take(worker)) == 1
+    found = await house.ask(house.admin.diagnose("tasks"))
+    assert (found.healthy, codes(found)) == (True, ["in-work"])
+    house.publish()
+    found = await house.ask(house.admin.diagnose("tasks"))
+    assert (found.healthy, codes(found)) == (False, ["prefetch"])
+
+
 async def test_a_consumer_that_sends_no_pubacks(house: AdminHouse) -> None:
     worker = house.connect("w-1", receive_maximum=2)
     join(worker, "$queue/tasks")
     for _ in range(5):
         house.publish()
-    assert (await first(house)).code == "window-full"
+    finding = await first(house)
+    assert finding.code == "window-full" and "has 2 packets to acknowledge" in finding.what
     assert len(worker.messages()) == 2
+
+
+async def test_one_of_a_kind_is_spoken_of_as_one(make_house: MakeHouse) -> None:
+    house = make_house(("small", {"limits": {"max_queue_depth": 1}}))
+    await house.ask(house.admin.publish("late", Outgoing(b"x", delay=60.0)))
+    house.worker("w-1", "late")
+    assert (
+        "1 message waits for a delay that the publisher asked for; it is over at"
+        in (await first(house, "late")).what
+    )
+    house.publish(b"x", "small")
+    assert "full at 1 message and refuses" in (await doctor(house, "small")).findings[1].what
+    refusal = put(house.connect("author-3"), "$queue/small", b"more")[1]
+    assert "is full at 1 message." in refusal, refusal
+    alone = house.connect("a-1", receive_maximum=1)
+    join(alone, "$queue/narrow")
+    for _ in range(2):
+        house.publish(b"x", "narrow")
+    assert "has 1 packet to acknowledge" in (await first(house, "narrow")).what
 
 
 async def test_a_consumer_that_reads_too_slowly(house: AdminHouse) -> None:
@@ -153,7 +191,8 @@ async def test_messages_that_are_all_delayed(house: AdminHouse) -> None:
     await house.ask(house.admin.publish("tasks", Outgoing(b"x", delay=60.0)))
     found = await doctor(house)
     assert found.healthy and codes(found) == ["delayed"]
-    assert "2 messages" in found.findings[0].what and "(in 1 min)" in found.findings[0].what
+    assert "2 messages wait for a delay" in found.findings[0].what
+    assert "the first is over at" in found.findings[0].what and "(in 1 min)" in found.findings[0].what
 
 
 async def test_messages_that_all_wait_for_a_retry(house: AdminHouse) -> None:
@@ -162,6 +201,7 @@ async def test_messages_that_all_wait_for_a_retry(house: AdminHouse) -> None:
     settle(worker, "nack", take(worker)[0], description="disk full")
     finding = await first(house)
     assert (finding.code, finding.do) == ("all-retrying", "sluice explain order-7 --queue tasks")
+    assert finding.what.startswith("1 message failed and waits for a retry, until ")
     assert "(in 5 s)" in finding.what and "disk full" in finding.what
 
 
@@ -263,7 +303,9 @@ async def test_messages_in_work_are_no_fault(house: AdminHouse) -> None:
     house.publish(b"x", message_id="order-7")
     found = await doctor(house)
     assert found.healthy and codes(found) == ["in-work"]
-    assert "order-7" in found.findings[0].what and "w-1" in found.findings[0].what
+    assert found.findings[0].what.startswith("nothing waits: 1 message is in work, order-7 with w-1 since")
+    house.publish()
+    assert "2 messages are in work, the oldest (order-7) with w-1" in (await first(house)).what
 
 
 async def test_messages_that_flow_are_told_with_their_rates(house: AdminHouse) -> None:

@@ -270,7 +270,7 @@ async def test_groups_are_made_sought_and_deleted(house: AdminHouse) -> None:
     with pytest.raises(UnknownGroup):
         await house.ask(admin.group("tasks", "early"))
     house.worker("late-1")
-    with pytest.raises(InUse, match="1 consumers"):
+    with pytest.raises(InUse, match=r"has 1 consumer\."):
         await house.ask(admin.delete_group("tasks", "late"))
 
 
@@ -431,7 +431,7 @@ async def test_the_books_are_verified_and_faults_are_named(house: AdminHouse) ->
     assert await house.ask(house.admin.verify()) == []
     house.engine.queues["tasks"].depth += 1
     (fault,) = await house.ask(house.admin.verify())
-    assert "the depth is 2, and 1 messages were counted" in fault
+    assert "depth 2 on the books, 1 counted" in fault
     house.engine.queues["tasks"].depth -= 1
 
 
@@ -443,3 +443,37 @@ async def test_what_is_asked_by_mqtt_is_decided_by_the_same_service(house: Admin
     await house.ask(house.admin.publish("tasks", Outgoing(b"x")))
     house.advance(1.5)
     assert b'"depth": 1' in client.messages()[-1].payload
+
+
+async def test_a_look_past_much_that_is_settled_lets_the_broker_work(
+    make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = make_house(("tasks", {"partitions": 1, "ordering": "none"}))
+    busy, _ = house.worker("busy-1", prefetch=2000), house.worker("idle-1", prefetch=1)
+    for _ in range(1000):
+        await house.ask(house.admin.publish("tasks", Outgoing(b"x")))
+    first, *rest = take(busy)
+    for message in rest:
+        settle(busy, "ack", message)
+    breaths = 0
+    breathe = house.admin._hands.breathe
+
+    async def count() -> None:
+        nonlocal breaths
+        breaths += 1
+        await breathe()
+
+    monkeypatch.setattr(house.admin._hands, "breathe", count)
+    found = await house.ask(house.admin.peek("tasks", "busy"))
+    assert [one.message_id for one in found] == [facts(first)["message-id"]]
+    assert breaths >= 4
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800"])
+async def test_a_name_that_no_packet_can_carry_is_refused(house: AdminHouse, name: str) -> None:
+    await house.ask(house.admin.create_queue({"name": "tasks"}))
+    with pytest.raises(InvalidQueueConfig, match="cannot be a group"):
+        await house.ask(house.admin.create_group("tasks", name))
+    assert await house.ask(house.admin.groups("tasks")) == []
+    with pytest.raises(InvalidQueueName, match="can carry"):
+        await house.ask(house.admin.publish(name, Outgoing(b"x")))

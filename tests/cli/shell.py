@@ -6,6 +6,7 @@ import asyncio
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,10 @@ from tests.brokers import Broker, same_build
 from tests.cli.conftest import Ran
 
 PATIENCE_SECONDS = 30.0
+
+
+def _hear_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Shell:
@@ -37,6 +42,8 @@ class Shell:
             self.environ.pop(name, None)
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+        """A suite that runs in the background inherits a deaf ear for SIGINT; a command on a terminal hears it."""
+        options.setdefault("preexec_fn", _hear_interrupts)
         return subprocess.Popen([sys.executable, "-m", "sluice", *arguments], env=self.environ, **options)
 
     def run(self, *arguments: str, stdin: str = "") -> Ran:

@@ -341,6 +341,24 @@ def test_a_line_that_is_held_for_two_reasons_is_read_again_when_both_are_over(ho
     assert flood.transport.reading
 
 
+def test_a_store_that_has_caught_up_does_not_lift_a_limit_of_the_rate(house: QueueHouse) -> None:
+    house.limits.max_publish_rate = 20.0
+    flood = house.connect("flood")
+    house.store.hold()
+    house.connect("other").publish("$queue/jobs", b"x", 0)
+    while not flood.connection.held:
+        flood.publish("$queue/jobs", b"x" * 1_000_000, 0)
+    for _ in range(100):  # what was read already is worked off
+        flood.publish("$queue/jobs", b"x", 0)
+    house.store.release()
+    house.loop.settle()
+    assert not flood.transport.reading
+    house.advance(3)
+    assert not flood.transport.reading
+    house.advance(3)
+    assert flood.transport.reading
+
+
 # ---- who may not
 
 

@@ -111,7 +111,7 @@ def test_a_byte_flipped_anywhere_in_the_last_frame_reads_as_a_torn_write_and_is_
         copy.flip("00000001.log", at)
         assert copy.seqs() == list(range(9))
         assert copy.report.torn_bytes == size - last
-        assert "were cut" in copy.report.notes[0]
+        assert "was cut by" in copy.report.notes[0]
         shutil.rmtree(copy.directory)
 
 
@@ -210,7 +210,7 @@ def test_a_full_segment_that_lost_its_end_gives_what_it_has_and_says_so(kept: Ke
     path = kept.path("00000001.log")
     path.write_bytes(path.read_bytes()[:-5000])
     store = kept.open()
-    assert "00000001.log has lost its last 5000 bytes" in store.report.notes[0]
+    assert "00000001.log is shorter than it was by 5000 B" in store.report.notes[0]
     answers = store.read([row.address for row in store.past.rows])
     assert 4 <= answers.count(None) <= 6
     store.store.close()

@@ -11,11 +11,10 @@ what the files say now.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from sluice.access.files import Watched
-from sluice.access.identity import Identity, Role
-from sluice.access.jwts import JwtVerifier, looks_like_jwt
+from sluice.access.identity import Identity, Role, looks_like_jwt
 from sluice.access.passwords import Attempts, Passwords, host_of
 from sluice.access.tokens import Token, hash_of
 from sluice.access.users import User
@@ -35,10 +34,14 @@ from sluice.wire.reasons import (
     SERVER_BUSY,
 )
 
+if TYPE_CHECKING:
+    from sluice.access.jwts import JwtVerifier  # 20 MB of cryptography: only where there are JWTs
+
 LONGEST_WAIT: Final = 5.0  # that a CONNECT is held for its address's sake; beyond it, it is refused
 LOOK_SECONDS: Final = 1.0
 
 _WRONG: Final = "wrong user name or password"  # the same words whichever it is
+_DISABLED: Final = "this user is disabled: ask who runs the server"
 _GUESSING: Final = "too many wrong passwords came from this address: try again in a minute"
 CertificateUser = Literal["off", "cn", "san"]
 
@@ -116,10 +119,14 @@ class Gate:
 
     def _by_certificate(self, name: str, caller: Caller) -> Verdict:
         """TLS has checked that it is theirs. The users file may know them too: for a role, or to keep them out."""
-        user = self._passwords.users.current().get(name) if self._passwords is not None else None
-        if user is not None and user.disabled:
-            return Verdict(NOT_AUTHORIZED, "this user is disabled: ask who runs the server")
-        return self._let_in(name, user.role if user is not None else None, caller)
+        user = _found(self._passwords, name)
+        if user is None:
+            return self._let_in(name, None, caller)
+        if user.disabled:
+            return Verdict(NOT_AUTHORIZED, _DISABLED)
+        verdict = self._let_in(name, user.role, caller)
+        verdict.proof = _proof_by_certificate(user)
+        return verdict
 
     def _by_jwt(self, jwts: JwtVerifier, text: str, connect: Connect, caller: Caller) -> Verdict:
         claims = jwts.claims_of(text)
@@ -127,6 +134,8 @@ class Gate:
             return Verdict(BAD_USER_NAME_OR_PASSWORD, _WRONG)
         if claims.client_id and claims.client_id != caller.client_id:
             return Verdict(CLIENT_IDENTIFIER_NOT_VALID, "this token is for another client id: use that one")
+        if _is_disabled(self._passwords, claims.user):
+            return Verdict(NOT_AUTHORIZED, _DISABLED)
         verdict = self._let_in(claims.user, claims.role, caller)
         verdict.expires_at = claims.expires_at
         return verdict
@@ -144,12 +153,7 @@ class Gate:
             return
         wait = self._attempts.wait(caller.address, LONGEST_WAIT)
         if wait < 0:
-            reply(
-                Verdict(
-                    CONNECTION_RATE_EXCEEDED,
-                    "too many wrong passwords from this address: try again in a minute",
-                )
-            )
+            reply(Verdict(CONNECTION_RATE_EXCEEDED, _GUESSING))
             return
 
         def look() -> None:
@@ -172,7 +176,7 @@ class Gate:
 
     def _as_user(self, user: User, caller: Caller) -> Verdict:
         verdict = self._let_in(user.name, user.role, caller)
-        verdict.proof = user.hash
+        verdict.proof = _proof_by_password(user)
         return verdict
 
     def _let_in(self, user: str, role: Role | None, caller: Caller) -> Verdict:
@@ -214,10 +218,12 @@ class Gate:
                 self._book.replace(rules)
                 self._review_rules()
         if self._passwords is not None:
-            users = self._passwords.users.current(at_once)
-            if self._passwords.users.version != self._users_seen:
-                self._users_seen = self._passwords.users.version
-                self._review_users(users)
+            users = self._passwords.users
+            users.current(at_once)
+            version = users.version  # before the content, which another thread may change at any time
+            if version != self._users_seen:
+                self._users_seen = version
+                self._review_users(users.current())
 
     def _review_rules(self) -> None:
         broker, book = self._broker, self._book
@@ -236,7 +242,7 @@ class Gate:
         review_all(broker.registry)
 
     def _review_users(self, users: dict[str, User]) -> None:
-        """Who was let in by a password that is not the user's any more has to go."""
+        """Who was let in by a password that is not the user's any more, or with another role, has to go."""
         if self._broker is None:
             return
         for connection in list(self._broker.connections):
@@ -244,10 +250,14 @@ class Gate:
             if session is None or not session.user:
                 continue
             user = users.get(session.user)
+            proof = connection.proof
             if (user is not None and user.disabled) or (
-                connection.proof and (user is None or user.hash != connection.proof)
+                proof
+                and (user is None or proof not in (_proof_by_password(user), _proof_by_certificate(user)))
             ):
-                connection.end(NOT_AUTHORIZED, "this user was removed, disabled or has a new password")
+                connection.end(
+                    NOT_AUTHORIZED, "this user was removed, disabled or has a new password or role"
+                )
 
     def close(self) -> None:
         if self._passwords is not None:
@@ -277,7 +287,9 @@ class Proofs:
             if token is not None:
                 return Identity(token.name, token.role) if token.is_valid_at(self._clock()) else None
         claims = self._jwts.claims_of(text) if self._jwts is not None else None
-        return Identity(claims.user, claims.role) if claims is not None and claims.role is not None else None
+        if claims is None or claims.role is None or _is_disabled(self._passwords, claims.user):
+            return None
+        return Identity(claims.user, claims.role)
 
     def of_password(self, name: str, password: str, peer: str) -> Identity | None:
         if self._passwords is None:
@@ -286,14 +298,34 @@ class Proofs:
         user = self._passwords.known(name, given)
         if user is None:
             address = host_of(peer)
-            if self._attempts.wait(address, 0.0) != 0.0:
-                raise NotAuthenticated(
-                    "too many wrong passwords came from this address", "Try again in a minute"
-                )
-            user = self._passwords.check(name, given)
-            if user is None:
-                self._attempts.failed(address)
+            with self._passwords.turns:  # many guesses that come at once are judged one after the other
+                if self._attempts.wait(address, 0.0) != 0.0:
+                    raise NotAuthenticated(
+                        "too many wrong passwords came from this address", "Try again in a minute"
+                    )
+                user = self._passwords.check(name, given)
+                if user is None:
+                    self._attempts.failed(address)
         return Identity(user.name, user.role) if user is not None and user.role is not None else None
+
+
+def _found(passwords: Passwords | None, name: str) -> User | None:
+    return passwords.users.current().get(name) if passwords is not None else None
+
+
+def _is_disabled(passwords: Passwords | None, name: str) -> bool:
+    """However somebody proves to be this user: the file keeps them out."""
+    user = _found(passwords, name)
+    return user is not None and user.disabled
+
+
+def _proof_by_password(user: User) -> str:
+    """What differs when a user would not be let in as before."""
+    return f"{user.role_word} {user.hash}"
+
+
+def _proof_by_certificate(user: User) -> str:
+    return f"{user.role_word} "
 
 
 def name_in(certificate: dict[str, Any], part: CertificateUser) -> str:

@@ -21,6 +21,13 @@ _DO: Final = (
     "name and password"
 )
 
+MAX_TEXT: Final = 16_384  # bytes of a token that are looked at
+
+
+def looks_like_jwt(text: str) -> bool:
+    """Whether it is to be taken for a JWT rather than for a password: three parts, the first a JSON object."""
+    return text.startswith("eyJ") and text.count(".") == 2 and len(text) <= MAX_TEXT
+
 
 class Role(IntEnum):
     """Each may do what the one before it may."""

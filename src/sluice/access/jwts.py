@@ -16,10 +16,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from sluice.access.files import Watched
-from sluice.access.identity import Role
+from sluice.access.identity import Role, looks_like_jwt
 from sluice.access.settings import JwtSettings
 
-MAX_TEXT: Final = 16_384  # bytes of a token that are looked at
 SHORTEST_SECRET: Final = 32  # bytes, RFC 7518 section 3.2
 _SECRET: Final = ["HS256"]
 _PUBLIC: Final = ["RS256", "ES256"]
@@ -38,11 +37,6 @@ class _Key:
     id: str
     key: Any
     algorithms: list[str]
-
-
-def looks_like_jwt(text: str) -> bool:
-    """Whether it is to be taken for a JWT rather than for a password: three parts, the first a JSON object."""
-    return text.startswith("eyJ") and text.count(".") == 2 and len(text) <= MAX_TEXT
 
 
 class JwtVerifier:

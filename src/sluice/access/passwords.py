@@ -81,6 +81,7 @@ class Passwords:
         # Half of the cores at most: the other half belongs to the broker.
         workers = min(max((os.cpu_count() or 1) // 2, 1), 4)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="passwords")
+        self.turns = threading.BoundedSemaphore(workers)  # for those who check in threads of their own
         self._pending: dict[bytes, list[Callable[[User | None], None]]] = {}
 
     def known(self, name: str, password: bytes) -> User | None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from sluice.access.files import Watched, warn_if_open
 from sluice.access.gate import Gate, Proofs
 from sluice.access.identity import Keyring
-from sluice.access.jwts import JwtVerifier
 from sluice.access.passwords import Attempts, Passwords
 from sluice.access.rules import read_rules
 from sluice.access.settings import AuthSettings
@@ -27,7 +26,11 @@ def access_for(
     attempts = Attempts()
     passwords = Passwords(Watched(auth.users, read_users)) if auth.users is not None else None
     tokens = Watched(auth.tokens, read_tokens) if auth.tokens is not None else None
-    jwts = JwtVerifier(auth.jwt) if auth.jwt.wanted else None
+    jwts = None
+    if auth.jwt.wanted:
+        from sluice.access.jwts import JwtVerifier  # see the gate
+
+        jwts = JwtVerifier(auth.jwt)
     rules = Watched(auth.rules, read_rules) if auth.rules is not None else None
 
     has_users = passwords is not None and bool(passwords.users.current())

@@ -85,7 +85,7 @@ def _no_group(queue: Queue) -> Finding:
     return Finding(
         "no-group",
         f"{words.messages(int(queue.depth), 'waits', 'wait')}, and nobody has ever subscribed: there is no group",
-        words.consume(queue.name, "workers"),
+        words.start_first_worker(queue.name),
     )
 
 
@@ -99,7 +99,9 @@ def _no_such_group(queue: Queue, name: str) -> Finding:
             words.doctor(queue.name, near[0] if near else busy[0]),
         )
     told = f"; there are {', '.join(queue.groups)}" if queue.groups else ", nor any other"
-    return Finding("no-group", f"there is no group {name!r}{told}", words.consume(queue.name, name))
+    return Finding(
+        "no-group", f"there is no group {name!r}{told}", words.start_first_worker(queue.name, name)
+    )
 
 
 def _full(queue: Queue) -> Finding:
@@ -161,7 +163,7 @@ def _groups(hands: Hands, queue: Queue, chosen: Group | None) -> list[Finding]:
             Finding(
                 "no-consumer",
                 f"nobody consumes for group {name}",
-                words.consume(queue.name, name),
+                words.start_worker(queue.name, name),
                 is_fault=False,
             )
         )

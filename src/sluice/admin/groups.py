@@ -47,6 +47,8 @@ def _obstacles(hands: Hands, group: Group) -> list[Finding]:
         return (
             [*held, *stuck, *standby] if waiting or not out else [_in_work(group, out, now), *held, *standby]
         )
+    if out == lag_of(group) and all(one.code in ("prefetch", "window-full") for one in stuck):
+        return [_in_work(group, out, now), *standby]  # whoever has no room needs none
     if stuck and not _moves(serving, now):
         return [*stuck, *held, *standby]
     if held:
@@ -69,7 +71,7 @@ def _nobody(group: Group) -> Finding:
     return Finding(
         "no-consumer",
         f"nobody consumes for group {group.name}, in which {lag}",
-        words.consume(queue.name, group.name),
+        words.start_worker(queue.name, group.name),
     )
 
 
@@ -113,8 +115,8 @@ def _held_back(hands: Hands, group: Group, waiting: int, out: int, now: float) -
         found.append(
             Finding(
                 "gate",
-                f"{words.messages(gated, 'waits', 'wait')} until older ones of their keys are done, in the partitions "
-                "that had those keys before partitions were added",
+                f"{words.messages(gated, 'waits', 'wait')} until older ones of "
+                f"{'its key' if gated == 1 else 'their keys'} are done, where they were before partitions were added",
                 words.peek(queue.name, group.name),
             )
         )
@@ -123,8 +125,8 @@ def _held_back(hands: Hands, group: Group, waiting: int, out: int, now: float) -
         found.append(
             Finding(
                 "delayed",
-                f"{words.messages(delayed, 'waits', 'wait')} for a delay that the publisher asked for; the first is "
-                f"over at {words.moment(due, now)}",
+                f"{words.messages(delayed, 'waits', 'wait')} for a delay that the publisher asked for; "
+                f"{'it' if delayed == 1 else 'the first'} is over at {words.moment(due, now)}",
                 words.peek(queue.name, group.name),
                 is_fault=bool(found),
             )
@@ -146,8 +148,8 @@ def _retrying(group: Group, retrying: list[Lease], is_fault: bool, now: float) -
     said = f"; the last failure: {last.description}" if last.description else ""
     return Finding(
         "all-retrying",
-        f"{words.messages(len(retrying), 'failed and waits', 'failed and wait')} for a retry, the first until "
-        f"{words.moment(first.due, now)}{said}",
+        f"{words.messages(len(retrying), 'failed and waits', 'failed and wait')} for a retry, "
+        f"{'until' if len(retrying) == 1 else 'the first until'} {words.moment(first.due, now)}{said}",
         words.explain(lease_name(last), group.queue.name),
         is_fault,
     )
@@ -179,8 +181,9 @@ def _in_work(group: Group, out: int, now: float) -> Finding:
     )
     return Finding(
         "in-work",
-        f"nothing waits: {words.messages(out, 'is', 'are')} with consumers, the oldest ({lease_name(oldest)}) with "
-        f"{oldest.holder} since {words.moment(oldest.last_at, now)}",
+        f"nothing waits: {words.messages(out, 'is', 'are')} in work, "
+        f"{lease_name(oldest) if out == 1 else f'the oldest ({lease_name(oldest)})'} with {oldest.holder} since "
+        f"{words.moment(oldest.last_at, now)}",
         words.consumers(group.queue.name),
         is_fault=False,
     )
@@ -211,7 +214,7 @@ def _standby(group: Group, serving: list[Consumer]) -> list[Finding]:
             Finding(
                 "standby",
                 f"{have}: consumers of priority {highest} come first",
-                "Give them the same consumer-priority, or leave it: they take over when those are gone",
+                "Give all the same consumer-priority, or leave it: who stands by takes over when those are gone",
                 is_fault=False,
             )
         ]

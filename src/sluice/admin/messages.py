@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from itertools import islice
 from typing import Final
 
-from sluice.admin.hands import Hands, Place, slices
+from sluice.admin.hands import AT_ONCE, Hands, Place, slices
 from sluice.admin.views import MessageView
 from sluice.broker.queue_packets import attached_to
 from sluice.message import DELAYED, Message, decode_headers
@@ -58,6 +58,19 @@ async def read_through(hands: Hands, places: Iterator[Place]) -> AsyncIterator[t
             if message is not None and place[0].holds(place[1]):
                 yield place, message
         await hands.breathe()
+
+
+async def unsettled(hands: Hands, cursors: list[Cursor], places: Iterator[Place], limit: int) -> list[Place]:
+    """The first places that a group has still to settle. What it has settled may be much, and is kept for others."""
+    found: list[Place] = []
+    for nth, (partition, seq) in enumerate(places):
+        if len(found) >= limit:
+            break
+        if nth % AT_ONCE == AT_ONCE - 1:
+            await hands.breathe()
+        if state_in(cursors[int(partition.number)], seq)[0] != SETTLED:
+            found.append((partition, seq))
+    return found
 
 
 # ---- finding

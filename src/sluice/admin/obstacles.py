@@ -64,8 +64,8 @@ def _slow_line(consumer: Consumer) -> Finding | None:
     if connection is not None and len(session.inflight) >= session.window:
         return Finding(
             "window-full",
-            f"consumer {consumer.client} has {len(session.inflight)} packets to acknowledge (PUBACK), as many as it "
-            "said it takes",
+            f"consumer {consumer.client} has {words.count_of(len(session.inflight), 'packet')} to acknowledge "
+            "(PUBACK), as many as it said it takes",
             "Let it send PUBACKs as deliveries arrive, or connect with a larger receive maximum",
         )
     return None

@@ -17,7 +17,9 @@ from sluice.queues.names import RESPONSES, fault_of_name, message_id
 async def publish(hands: Hands, name: str, outgoing: Outgoing) -> Published:
     """Answered when the store has it."""
     name = plain(name)
-    fault = fault_of_name(name)
+    fault = "a queue name is text that an MQTT packet can carry, without the zero character"
+    if can_be_sent(name):
+        fault = fault_of_name(name)
     if not fault and name.startswith(RESPONSES):
         fault = "responses are no queue: publish them over MQTT, to $queue/responses/<correlation id>"
     if fault:
@@ -40,6 +42,11 @@ async def publish(hands: Hands, name: str, outgoing: Outgoing) -> Published:
             given = given or message_id(partition.pid, end).decode()
     await hands.kept()
     return Published(message_id=given, queue=name, duplicate=duplicate, dead_letter=not taken)
+
+
+def can_be_sent(text: str) -> bool:
+    """Whether a delivery can name it (section 1.5.4): clients cannot send such names, the admin doors can."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def attached_by(outgoing: Outgoing) -> Attached:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from itertools import islice
 
-from sluice.admin import biography, diagnosis, letters, looking, messages, publishing
+from sluice.admin import biography, diagnosis, letters, looking, messages, publishing, words
+from sluice.admin.bulk import BulkDesk
 from sluice.admin.hands import AT_ONCE, Hands, plain
 from sluice.admin.views import (
     Biography,
@@ -37,7 +38,8 @@ from sluice.queues.start import start_floors
 
 
 class AdminService:
-    """`store_name` and `build` are what the node says of itself; `node` is its name."""
+    """`store_name` and `build` are what the node says of itself; `node` is its name. `direct`: the store has files that
+    can be read by address."""
 
     def __init__(
         self,
@@ -48,12 +50,14 @@ class AdminService:
         store_name: str,
         build: str,
         node: str = "local",
+        direct: bool = False,
     ) -> None:
         self._hands = Hands(engine, runner, door, broker)
         self._engine = engine
         self._door = door
         self._queues = door.service
         self._register = looking.Register(self._hands, door.service)
+        self.bulk = BulkDesk(self._hands, self._register, direct)  # for programs that read and write in bulk
         self._store_name = store_name
         self._build = build
         self._node = node
@@ -136,6 +140,8 @@ class AdminService:
     async def create_group(self, name: str, group: str, start: str = "earliest") -> GroupView:
         queue = self._hands.queue(name)
         fault = fault_of_group(group)
+        if not fault and not publishing.can_be_sent(group):
+            fault = "Give text that an MQTT packet can carry: no zero character, no lone surrogates"
         if fault:
             raise InvalidQueueConfig(f"{group!r} cannot be a group", fault)
         if group in queue.groups:
@@ -149,8 +155,8 @@ class AdminService:
         found = self._group(name, group)
         if found.consumers:
             raise InUse(
-                f"group {group!r} of queue {plain(name)!r} has {len(found.consumers)} consumers",
-                "Let them unsubscribe or end their sessions first",
+                f"group {group!r} of queue {plain(name)!r} has {words.count_of(len(found.consumers), 'consumer')}",
+                "Let its consumers unsubscribe or end their sessions first",
             )
         self._hands.begin()
         self._engine.drop_group(found)
@@ -199,11 +205,7 @@ class AdminService:
             starts = [max(start, int(cursors[int(one.number)].floor)) for one in partitions]
         places = messages.oldest_first(partitions, starts)
         if of_group is not None:
-            places = (
-                place
-                for place in places
-                if messages.state_in(cursors[int(place[0].number)], place[1])[0] != messages.SETTLED
-            )
+            places = iter(await messages.unsettled(self._hands, cursors, places, limit))
         found: list[MessageView] = []
         async for place, message in messages.read_through(self._hands, islice(places, max(0, limit))):
             found.append(messages.message_view(place, message, of_group, payload_bytes))

@@ -107,7 +107,7 @@ def _why_it_waits(cursor: Cursor, seq: int, now: float) -> tuple[str, str]:
     queue = group.queue
     consumer = cursor.consumer
     if consumer is None:
-        return f"nobody consumes for group {group.name}", words.consume(queue.name, group.name)
+        return f"nobody consumes for group {group.name}", words.start_worker(queue.name, group.name)
     if seq in cursor.gated():
         return (
             "older messages of its key are in the partition that had the key before partitions were added",

@@ -23,6 +23,8 @@ import uvloop
 from sluice.access.identity import Keyring
 from sluice.admin.desk import Desk
 from sluice.admin.rest.app import MAX_BODY, RestDoor, make_app
+from sluice.admin.rest.bulk import CONNECTION, BulkDoor
+from sluice.admin.rest.line import Line
 from sluice.admin.rest.live import LiveFeed
 from sluice.broker.listener import ListenerError
 from sluice.notation import Address
@@ -49,6 +51,7 @@ class AdminDoors:
     max_body: int = MAX_BODY
     queues_enabled: bool = True
     store_fault: Callable[[], str] = lambda: ""
+    bulk_door: Callable[[], BulkDoor] = BulkDoor  # made on the door's own loop
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,7 @@ class AdminThread:
             max_body=doors.max_body,
             queues_enabled=doors.queues_enabled,
             store_fault=doors.store_fault,
+            bulk_door=doors.bulk_door(),
         )
         self.feed = app.feed
         server = HttpServer(app, bind("http", address), doors.tls, self._door_failed)
@@ -161,7 +165,23 @@ class AdminThread:
             serve_grpc,
         )  # a library of some weight, for those who open the door
 
-        return await serve_grpc(self._desk, self._keyring, address.host, address.port, self._doors.grpc_tls)
+        doors = self._doors
+        return await serve_grpc(
+            self._desk,
+            self._keyring,
+            address.host,
+            address.port,
+            doors.grpc_tls,
+            queues_enabled=doors.queues_enabled,
+        )
+
+
+class _Protocol(Line):
+    """Leaves the connection where a route finds it that hands it on to the process that reads in bulk."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
 
 
 class _Uvicorn(uvicorn.Server):
@@ -204,7 +224,7 @@ class HttpServer:
         self.address = Address(host, port)
         config = uvicorn.Config(
             door.gate,
-            http="httptools",
+            http=_Protocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -241,6 +261,7 @@ class HttpServer:
         self._server.end()
         if self._task is not None:
             await asyncio.wait([self._task])
+        self._door.close()
 
 
 def bind(name: str, address: Address) -> list[socket.socket]:

@@ -49,8 +49,16 @@ def configure(name: str, key: str, value: str) -> str:
     return command("queue", "config", name, "--set", f"{key}={value}")
 
 
-def consume(name: str, group: str) -> str:
-    return command("consume", name, "--group", group)
+def start_worker(name: str, group: str) -> str:
+    """What helps where nobody consumes. The command to paste takes nothing: work that it acknowledged would be lost."""
+    look = command("consume", name, "--group", group, "--leave")
+    return f"Start a worker of group {group}; to look without taking: `{look}`"
+
+
+def start_first_worker(name: str, group: str = "") -> str:
+    """The same where the group is not there yet: a look must not make one that then waits for ever."""
+    worker = f"a worker of group {group}" if group else "a worker"
+    return f"Start {worker}, which makes the group; to look without taking: `{peek(name)}`"
 
 
 def publish(name: str) -> str:

@@ -150,6 +150,8 @@ class Connection(Deadline):
         return True
 
     def unhold(self) -> None:
+        if self.meter is not None and self.meter.waiting:
+            return  # the store has caught up, and it still owes time for what it has published
         self.held = False
         if not self.deaf and not self.lost:
             self.transport.resume_reading()

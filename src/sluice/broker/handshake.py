@@ -129,7 +129,8 @@ class Handshake:
         if verdict.reason != SUCCESS:
             return verdict.reason, verdict.why
         before = self._broker.registry.sessions.get(client_id)
-        if before is not None and before.user is not None and before.user != verdict.user:
+        is_named = verdict.grant is not None or verdict.user != ""  # else nobody has a name here any more
+        if before is not None and before.user is not None and before.user != verdict.user and is_named:
             return (
                 CLIENT_IDENTIFIER_NOT_VALID,
                 "this client id has a session of another user: choose another id",

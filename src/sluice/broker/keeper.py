@@ -146,6 +146,7 @@ class Keeper:
         session.sid = told["sid"]
         session.version = told["version"]
         session.expiry = told["expiry"]
+        session.user = told.get("user")
         for name, qos, no_local, as_published, handling, identifier in told["subscriptions"]:
             subscription = Subscription(
                 session, name.encode(), qos, no_local, as_published, handling, identifier
@@ -246,6 +247,7 @@ def encode_session(session: Session) -> bytes:
         "sid": session.sid,
         "version": int(session.version),
         "expiry": session.expiry,
+        "user": session.user or None,  # of nobody in particular: whoever has a name may go on with it
         "subscriptions": subscriptions,
         "queues": queues,
     }

@@ -29,7 +29,7 @@ class Meter(Deadline):
         self._at: float = broker.turn.now
         self._count: i64 = 0
         self._bytes: i64 = 0
-        self._waiting: bool = False
+        self.waiting: bool = False  # it owes time: nothing else makes it heard meanwhile
 
     def begin(self) -> None:
         """A read is going to be worked off."""
@@ -48,8 +48,8 @@ class Meter(Deadline):
         self._left -= float(count)
         self._bytes_left -= float(counters.publish_bytes_received - self._bytes)
         wait = self._owed()
-        if wait > 0.0 and not self._waiting and not self._connection.closing:
-            self._waiting = True
+        if wait > 0.0 and not self.waiting and not self._connection.closing:
+            self.waiting = True
             self._connection.hold()
             self._broker.wake_at(now + wait, self)
 
@@ -69,7 +69,7 @@ class Meter(Deadline):
         wait = self._owed()
         if wait > 0.001:  # more of what had been read already was worked off meanwhile
             return now + wait
-        self._waiting = False
+        self.waiting = False
         self._connection.unhold()
         return 0.0
 

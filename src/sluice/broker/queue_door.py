@@ -316,15 +316,19 @@ class QueueDoor:
             if self._covers(wild.pattern, queue.name) and queue.name not in wild.session.by_queue:
                 self._join(wild.session, wild.topic_filter, queue, wild.qos, wild.options)
 
-    def _fits_schema(self, queue: Queue, message: Message) -> bool:
-        """What does not fit is refused, or goes to the invalid-message channel where the queue has one."""
+    def validator(self, queue: Queue) -> Validator:
+        """The check that payloads for this queue must pass."""
         schema = queue.rules.schema
         validator = self._validators.get(schema)
         if validator is None:
             if len(self._validators) >= MAX_VALIDATORS:
                 self._validators.clear()
             validator = self._validators[schema] = self._validator_of(schema)
-        fault = validator(message.payload)
+        return validator
+
+    def _fits_schema(self, queue: Queue, message: Message) -> bool:
+        """What does not fit is refused, or goes to the invalid-message channel where the queue has one."""
+        fault = self.validator(queue)(message.payload)
         if not fault:
             return True
         if not queue.rules.invalid_name:

@@ -485,7 +485,10 @@ class Session(Publisher):
         count = len(self.subscriptions) + len(self.queue_requests)
         known = topic_filter in self.subscriptions or topic_filter in self.queue_requests
         if count >= limits.max_subscriptions and not known:
-            return QUOTA_EXCEEDED, f"a client has at most {limits.max_subscriptions} subscriptions here"
+            return (
+                QUOTA_EXCEEDED,
+                f"the subscriptions of a client are at most {limits.max_subscriptions} here",
+            )
         return min(request.qos, int(limits.max_qos)), ""
 
     def on_unsubscribe(self, packet: Unsubscribe, connection: Connection) -> None:

@@ -260,7 +260,10 @@ def _retry_many(
 def _report(visit: Visit, queue: str, answer: Mapping[str, int]) -> None:
     if visit.answered(answer):
         return
-    skipped = f", {count(answer['skipped'])} skipped (somebody works on them, or their queue is gone)"
+    whose = ("it", "its") if answer["skipped"] == 1 else ("them", "their")
+    skipped = (
+        f", {count(answer['skipped'])} skipped (somebody works on {whose[0]}, or {whose[1]} queue is gone)"
+    )
     left = f", {count(answer['left'])} left"
     visit.out.show(
         f"Put {plural(answer['retried'], 'dead letter')} back into {queue}"

@@ -72,7 +72,7 @@ class TooManyUnconfirmed(ClientError):
 
     def __init__(self, messages: int, size: int) -> None:
         super().__init__(
-            f"{messages} publishes of {size} bytes wait for the server",
+            f"{messages} {'publish waits' if messages == 1 else 'publishes wait'} for the server, {size} B in all",
             "Await client.room() first, use `await client.publish`, or raise max_unconfirmed and max_unconfirmed_bytes",
         )
 

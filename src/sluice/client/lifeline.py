@@ -116,7 +116,7 @@ class Lifeline:
             opened = True
         except TimeoutError as cause:
             raise ConnectFailed(
-                f"{where} did not answer within {options.connect_timeout:g} seconds",
+                f"{where} did not answer within {options.connect_timeout:g} s",
                 "Check host and port, or raise connect_timeout",
             ) from cause
         except ssl.SSLError as cause:

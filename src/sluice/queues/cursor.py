@@ -58,6 +58,7 @@ class Cursor:
         )
         self.fetching: bool = False  # cannot go on before a body has come
         self.reading: bool = False  # bodies are on their way that it will need
+        self.read_to: i64 = 0  # bodies before this sequence were asked for, if they had to be
         self.ahead: Message | None = None  # the body that was waited for, whatever the cache makes of it
         self.ahead_seq: i64 = -1
         self.out: i64 = 0  # leased right now
@@ -385,6 +386,7 @@ class Cursor:
         leased stays out."""
         partition = self.partition
         self.fresh = self.floor
+        self.read_to = 0
         self._look_twice = partition.next
         self._ready = _NO_RANKS
         self._chosen = _NO_KEYS

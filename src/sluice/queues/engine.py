@@ -23,6 +23,7 @@ from sluice.errors import MessageTooLarge, UnknownQueue
 from sluice.message import COMPRESSED, DELAYED, PRIORITY_BITS, TARGETED, Message, encode_start, fnv1a32
 from sluice.queues import dead_letters, dispatch, lifecycle, reading, removal, settling
 from sluice.queues import journal as notes
+from sluice.queues.batches import Batches
 from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import SETTLED, Lease
 from sluice.queues.group import Group
@@ -68,6 +69,7 @@ class Engine:
         self.codec: Codec = codec if codec is not None else Codec()
         self.reads: list[Read] = []
         self.timers: Timers = Timers()
+        self.batches: Batches = Batches()
         self.past: Past = Past()
         self.next_qid: i64 = 1
         self.next_pid: i64 = 1

@@ -33,6 +33,9 @@ SOUGHT: Final = 8  # gid, then the floor of each partition
 TARGET: Final = 9  # pid, seq, gid: the message that follows is for one group alone
 DIED: Final = 10  # qid, reason: for the counters
 RETURNED: Final = 11  # gid, pid, seq, new steps: given back, which is no failure
+BATCH: Final = (
+    12  # application, number, rows, time: a batch whose messages stand in the same frame (`batches`)
+)
 
 # How a message was settled.
 ACKED: Final = 0
@@ -129,6 +132,10 @@ class Journal:
         self._count += 1
         if sync:
             self._sync = True
+
+    def want_sync(self) -> None:
+        """Let a power cut not take back the frame that is being made, once it is kept."""
+        self._sync = True
 
     def add_receipt(self, publisher: Publisher, tag: i64) -> None:
         if publisher is not self._publisher:

@@ -91,12 +91,12 @@ def _check_queue(queue: Queue) -> Iterator[str]:
                 depth += 1
             seq = partition.first_live(seq + 1)
     if depth != queue.depth:
-        yield f"queue {queue.name}: the depth is {queue.depth}, and {depth} messages were counted"
+        yield f"queue {queue.name}: depth {queue.depth} on the books, {depth} counted"
     if size != queue.bytes:
-        yield f"queue {queue.name}: {queue.bytes} bytes are on the books, and {size} were counted"
+        yield f"queue {queue.name}: bytes {queue.bytes} on the books, {size} counted"
     members = sum(len(group.consumers) for group in queue.groups.values())
     if members != queue.consumers:
-        yield f"queue {queue.name}: {queue.consumers} consumers are on the books, and {members} were counted"
+        yield f"queue {queue.name}: consumers {queue.consumers} on the books, {members} counted"
 
 
 def _check_partition(partition: Partition) -> Iterator[str]:
@@ -110,18 +110,18 @@ def _check_partition(partition: Partition) -> Iterator[str]:
             if partition.is_for(seq, cursor.group.gid) and not cursor.settled(seq):
                 left += 1
         if left != partition.left(seq):
-            yield f"{name}: {partition.left(seq)} groups are to settle message {seq}, and {left} have not"
+            yield f"{name}, message {seq}: groups to settle it {partition.left(seq)} on the books, {left} counted"
         seq = partition.first_live(seq + 1)
     if live != partition.live:
-        yield f"{name}: {partition.live} messages are on the books, and {live} were counted"
+        yield f"{name}: messages {partition.live} on the books, {live} counted"
 
 
 def _check_group(queue: Queue, group: Group) -> Iterator[str]:
     account = ledger(queue, group)
     if account.balance():
         yield (
-            f"queue {queue.name}, group {group.name}: {account.balance()} of {account.enqueued} messages are "
-            "unaccounted for"
+            f"queue {queue.name}, group {group.name}: messages unaccounted for {account.balance()} "
+            f"of {account.enqueued}"
         )
     for cursor in group.cursors:
         yield from _check_cursor(cursor, f"queue {queue.name}, group {group.name}")
@@ -133,8 +133,8 @@ def _check_cursor(cursor: Cursor, name: str) -> Iterator[str]:
     unsettled = cursor.count_unsettled()
     if unsettled != cursor.waiting() + len(cursor.leases):
         yield (
-            f"{name}: {cursor.waiting()} wait and {len(cursor.leases)} were delivered, and {unsettled} messages "
-            "not settled were counted"
+            f"{name}: waiting {cursor.waiting()} and delivered {len(cursor.leases)} on the books, "
+            f"not settled {unsettled} counted"
         )
     out: i64 = 0
     for seq, lease in cursor.leases.items():
@@ -143,7 +143,7 @@ def _check_cursor(cursor: Cursor, name: str) -> Iterator[str]:
         if not partition.holds(seq) or cursor.settled(seq) or lease.seq != seq:
             yield f"{name}: message {seq} has a delivery and is settled"
     if out != cursor.out:
-        yield f"{name}: {cursor.out} deliveries are on the books, and {out} were counted"
+        yield f"{name}: deliveries {cursor.out} on the books, {out} counted"
     if cursor.slots() != cursor.count_slots():
         yield f"{name}: the keys that are busy are not those of the messages that are out"
     if cursor.floor < partition.next and not partition.holds(cursor.floor):

@@ -19,6 +19,8 @@ def fault_of_name(name: str) -> str:
         return "a queue name has one or more levels, none of them empty"
     if any(character in name for character in "+#$"):
         return "a queue name has no +, # or $"
+    if not is_speakable(name):
+        return "a queue name has no control characters"
     if len(name.encode()) > 1024:
         return "a queue name has at most 1,024 bytes"
     if name in ("dlq", "responses"):
@@ -30,7 +32,16 @@ def fault_of_group(name: str) -> str:
     """What to do about a group that cannot have this name; the empty string when it can."""
     if not name or len(name) > 256 or any(character in name for character in "/+#$"):
         return "Give 1 to 256 characters without / + # and $"
-    return ""
+    return "" if is_speakable(name) else "Give a name without control characters"
+
+
+def is_speakable(name: str) -> bool:
+    """Whether a packet can carry a name, and a terminal show it: no control characters, no halves of characters."""
+    for character in name:
+        code = ord(character)
+        if code < 0x20 or 0x7F <= code <= 0x9F or 0xD800 <= code <= 0xDFFF:
+            return False
+    return True
 
 
 def write_hex(out: BytesWriter, value: i64) -> None:

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 READ_AHEAD: Final = 128  # messages that one read brings, at most
 READ_BYTES: Final = 262_144  # and how many bytes of them, in a cache that is large enough
-NEIGHBOURS: Final = 32
-READ_LOW: Final = 32  # with fewer than this at hand, a cursor's neighbours take it along when they read
+NEIGHBOURS: Final = 32  # partitions that read along with one that must
+ALONG: Final = 1024  # messages that each of them reads, at most
+AHEAD_SHARE: Final = 16  # of the cache, for each
+NO_HORIZON: Final = 0x7FFF_FFFF_FFFF_FFFF
 READ_SHARE: Final = 8  # of the cache: what is read ahead must still be there when its turn comes
 
 # What a read is for.
@@ -43,10 +45,14 @@ class Read:
 
 
 def read_for(engine: Engine, cursor: Cursor, first: i64) -> None:
-    """Ask for the body of `first`, and of those that come behind it. The partitions of a queue lie mixed in the log: a
-    neighbour that will soon need to read does it now, in the same pass over the same bytes."""
+    """Ask for the body of `first`, and of those that come behind it. The partitions of a queue lie mixed in the log, so
+    its neighbours read what lies before the last of these too: one pass over the same bytes serves them all."""
     cache_bytes = engine.young.budget
-    engine.reads.append(_read(DELIVER, cursor, first, cache_bytes))
+    read = _read(DELIVER, cursor, first, cache_bytes, NO_HORIZON)
+    engine.reads.append(read)
+    if not read.addresses:
+        return
+    horizon: i64 = read.addresses[len(read.addresses) - 1]
     cursors = cursor.group.cursors
     count: i64 = len(cursors)
     step: i64 = 1
@@ -54,50 +60,45 @@ def read_for(engine: Engine, cursor: Cursor, first: i64) -> None:
         other = cursors[(cursor.partition.number + step) % count]
         step += 1
         if other.consumer is not None and not other.fetching and not other.reading:
-            start = _first_missing(other)
-            if start >= 0:
-                engine.reads.append(_read(AHEAD, other, start, cache_bytes))
+            start: i64 = other.fresh if other.fresh > other.read_to else other.read_to
+            if start < other.partition.committed and other.partition.address(start) <= horizon:
+                engine.reads.append(_read(AHEAD, other, start, cache_bytes, horizon))
 
 
-def _first_missing(cursor: Cursor) -> i64:
-    """The first message that a cursor will have to read; -1 when it has enough at hand."""
-    partition = cursor.partition
-    seq = cursor.fresh
-    end: i64 = min(partition.committed, seq + READ_LOW)
-    if seq < end and int(end - 1) in partition.young:
-        return -1
-    while seq < end:
-        if int(seq) not in partition.young and partition.holds(seq):
-            return seq
-        seq += 1
-    return -1
-
-
-def _read(what: i64, cursor: Cursor, first: i64, cache_bytes: i64) -> Read:
+def _read(what: i64, cursor: Cursor, first: i64, cache_bytes: i64, horizon: i64) -> Read:
     partition = cursor.partition
     sequences: list[int] = []
     addresses: list[int] = []
     size: i64 = 0
     most: i64 = min(READ_BYTES, cache_bytes // READ_SHARE)
+    limit: i64 = READ_AHEAD
+    if what == AHEAD:  # one that lags behind has much to read before it has come as far
+        most = cache_bytes // AHEAD_SHARE
+        limit = ALONG
     seq = first
-    while seq < partition.committed and len(sequences) < READ_AHEAD and (seq == first or size < most):
+    while seq < partition.committed and len(sequences) < limit and (seq == first or size < most):
         block = partition.block(seq)
         if block is None:
             break
         at: i64 = seq & (BLOCK - 1)
-        number = int(seq)
+        address = block.address[at]
+        if address > horizon:
+            break
+        number: object = int(seq)
         if (
-            block.address[at] != GONE
+            address != GONE
             and number not in partition.young
             and (
                 (seq == first and what == DELIVER)
-                or (not cursor.settled(seq) and number not in cursor.leases)
+                or (not cursor.settled(seq) and int(seq) not in cursor.leases)
             )
         ):
-            sequences.append(number)
-            addresses.append(int(block.address[at]))
+            sequences.append(int(seq))
+            addresses.append(int(address))
             size += 200 + i64(block.size[at])
         seq = partition.first_live(seq + 1)
+    if seq > cursor.read_to:
+        cursor.read_to = seq
     if what == DELIVER:
         cursor.fetching = True
     else:

@@ -146,8 +146,8 @@ class EngineLoader:
         here = cursor.count_settled() + cursor.count_unsettled()
         if here != cursor.entered:
             self._engine.warnings.append(
-                f"{cursor.entered - here} messages of partition {partition.number} of queue {partition.queue.name} "
-                f"that group {cursor.group.name} had to settle are not in the store any more"
+                f"of partition {partition.number} of queue {partition.queue.name}, what group {cursor.group.name} had "
+                f"to settle is not all in the store any more: messages missing {cursor.entered - here}"
             )
             cursor.entered = here
         cursor.entered_to = partition.next
@@ -190,6 +190,8 @@ class EngineLoader:
                 partition.aim(seq, note.number())
         elif what == notes.RETURNED:
             self._returned(note)
+        elif what == notes.BATCH:
+            engine.batches.load(note)
         elif what == notes.DIED:
             queue = self._queue(note.number())
             if queue is not None:

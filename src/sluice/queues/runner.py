@@ -23,6 +23,7 @@ from sluice.queues.rules import Rules
 from sluice.queues.snapshot import write_snapshot
 from sluice.store.protocol import ROW_BYTES, Record, Recovery, Store, read_row
 
+LOOK_SECONDS: Final = 2.0  # a segment whose last messages do not go away for so long is compacted
 ROOM_SECONDS: Final = 1.0  # how long an emptied segment waits: others may be emptied meanwhile
 COMPACT_BELOW: Final = 0.4  # a sealed segment of which less than this lives is written anew
 COMPACT_AT_ONCE: Final = 256  # messages that compaction moves in one go
@@ -48,6 +49,8 @@ class Runner:
     ) -> None:
         self.engine: Engine = engine
         self.on_made: Callable[[Queue], None] | None = None  # hears of queues that the engine made by itself
+        self.frame_kept: Callable[[Frame], None] | None = None  # hears of each frame that the store has
+        self.on_broken: Callable[[Exception], None] | None = None  # hears that the open frame cannot be kept
         self.frame_taken: Callable[[], None] | None = None  # hears whenever what had gathered is under way
         self._store = store
         self._clock = clock
@@ -60,6 +63,7 @@ class Runner:
         self._gather: Callable[[], None] = self._gathered
         self._settle_timer: Any = None
         self._room_timer: Any = None
+        self._look_timer: Any = None
         self._wants_room: bool = False
         self._frame: Frame | None = None
         self._timer: Any = None
@@ -69,6 +73,7 @@ class Runner:
             set()
         )  # segments that were gone through: what is left in them cannot be moved
         self._closed: bool = False
+        self._held: bool = False  # the open frame is not complete yet: see `hold`
         # Records from here on are not in the store yet: of the frame under way, and of the one that is being made.
         self._unkept_from: int = 0
         self._open_from: int = 0
@@ -136,7 +141,7 @@ class Runner:
             if len(reads) > 1:
                 addresses = [address for read in reads for address in read.addresses]
             self.read(addresses, _ReadsDone(self, reads))
-        if self._frame is None and not self._gathering and engine.journal.waits():
+        if self._frame is None and not self._gathering and not self._held and engine.journal.waits():
             if self._settle_seconds and not self._waiting_next and not engine.journal.hurries():
                 if self._settle_timer is None:
                     self._settle_timer = self._call_later(self._settle_seconds, self._commit_settled)
@@ -150,7 +155,7 @@ class Runner:
 
     def _commit_settled(self) -> None:
         self._settle_timer = None
-        if self._frame is None and not self._closed and self.engine.journal.waits():
+        if self._frame is None and not self._closed and not self._held and self.engine.journal.waits():
             self._gathering = False
             self.engine.now = self._clock()
             self._commit()
@@ -196,6 +201,8 @@ class Runner:
             self._gathering = True
             self._call_soon(self._gather)
         self.engine.frame_done(frame)
+        if self.frame_kept is not None:
+            self.frame_kept(frame)
         self.end_turn()
         if self.engine.segments.emptied and self._room_timer is None:
             self._room_timer = self._call_later(ROOM_SECONDS, self._make_room)
@@ -250,7 +257,7 @@ class Runner:
             return
         self._wants_room = len(self.engine.segments.free(self._sealed())) > 0
         self.engine.segments.emptied = False
-        if self._wants_room and self._frame is None:
+        if self._wants_room and self._frame is None and not self._held:
             if self.engine.journal.waits():
                 self._commit()
             else:
@@ -275,10 +282,16 @@ class Runner:
         sizes = self._store.segment_sizes()
         self._compacted &= sizes.keys()
         segment = self.engine.segments.pinned(sizes, COMPACT_BELOW, self._compacted)
+        if self.engine.segments.draining and self._look_timer is None:
+            self._look_timer = self._call_later(LOOK_SECONDS, self._look_again)
         if segment >= 0:
             self._compacting = segment
             self._compacted.add(segment)
             self._store.scan(segment, self._scanned)
+
+    def _look_again(self) -> None:
+        self._look_timer = None
+        self._after_snapshot()
 
     def _scanned(self, pieces: list[bytes]) -> None:
         living: list[Record] = []
@@ -335,20 +348,39 @@ class Runner:
         else:
             callback()
 
+    # ---- a frame that takes more than one turn
+
+    def hold(self) -> None:
+        """What comes from here on belongs into one frame, over several turns: the open frame is not committed before
+        `release`. Whatever else comes meanwhile is in it too."""
+        self._held = True
+
+    def release(self) -> None:
+        self._held = False
+        self._pump()
+
+    def break_off(self, fault: BaseException) -> None:
+        """Half of what belongs together is in the open frame, and the rest will not come. It must not be kept, and it
+        cannot be taken back: the process ends as if it had been killed now, and a restart finds none of it."""
+        if self.on_broken is not None:
+            self.on_broken(RuntimeError(f"a batch broke off: {fault!r}"))
+
     def close(self) -> None:
         """The end: keep what is left, and close the store. Blocking."""
-        for timer in (self._timer, self._settle_timer, self._room_timer):
+        for timer in (self._timer, self._settle_timer, self._room_timer, self._look_timer):
             if timer is not None:
                 timer.cancel()
         self._timer = None
         self._settle_timer = None
         self._room_timer = None
+        self._look_timer = None
         if self._closed:
             return
         self._closed = True
-        frame = self.engine.take_frame()
-        if frame.count:
-            self._hand_over(frame)
+        if not self._held:
+            frame = self.engine.take_frame()
+            if frame.count:
+                self._hand_over(frame)
         self._store.close()
 
 

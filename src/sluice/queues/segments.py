@@ -10,12 +10,14 @@ class Segment:
         self.number: i64 = number
         self.live: i64 = 0
         self.live_bytes: i64 = 0
+        self.looked: i64 = -1  # how many lived when compaction last looked
 
 
 class Segments:
     def __init__(self) -> None:
         self._by_number: dict[int, Segment] = {}
         self._last: Segment = Segment(-1)
+        self.draining: bool = False  # the last look found segments that are being consumed
         self.emptied: bool = False  # some segment holds nothing any more since this was last looked at
 
     def _of(self, address: i64) -> Segment:
@@ -58,14 +60,22 @@ class Segments:
                 self._last = Segment(-1)
 
     def pinned(self, sizes: dict[int, int], share: float, but: set[int]) -> int:
-        """The oldest sealed segment, `but` for some, of which less than `share` lives; -1 when there is none."""
+        """The oldest sealed segment, `but` for some, of which less than `share` lives; -1 when there is none. One that
+        has become emptier since the last look is being consumed: what is left of it will be gone before it is moved."""
+        self.draining = False
+        found = -1
         for number, size in sorted(sizes.items())[:-1]:
             segment = self._by_number.get(number)
             if (
-                segment is not None
-                and number not in but
-                and segment.live > 0
-                and float(segment.live_bytes) < size * share
+                segment is None
+                or number in but
+                or segment.live == 0
+                or float(segment.live_bytes) >= size * share
             ):
-                return number
-        return -1
+                continue
+            if segment.looked != segment.live:
+                segment.looked = segment.live
+                self.draining = True
+            elif found < 0:
+                found = number
+        return found

@@ -25,7 +25,7 @@ from sluice.queues.queue import Gate, Queue
 from sluice.queues.rules import Rules
 from sluice.queues.settling import write_retry
 
-VERSION: Final = 2
+VERSION: Final = 3
 
 
 # ---- out
@@ -38,6 +38,7 @@ def write_snapshot(engine: Engine) -> bytes:
     out.number(engine.next_pid)
     out.number(engine.next_gid)
     engine.keeping.write_snapshot(out)
+    engine.batches.write_snapshot(out, engine.now)
     out.number(len(engine.queues))
     for queue in engine.queues.values():
         _write_queue(out, queue, engine.now)
@@ -142,6 +143,7 @@ class SnapshotReader:
         engine.next_pid = note.number()
         engine.next_gid = note.number()
         engine.keeping.load_snapshot(note)
+        engine.batches.load_snapshot(note)
         for _ in range(note.number()):
             self._read_queue(note)
 

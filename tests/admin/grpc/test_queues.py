@@ -6,6 +6,8 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from tests.admin.grpc.conftest import Door
 from tests.admin.living import Worker, publish
@@ -235,3 +237,13 @@ async def test_who_watches_a_queue_that_is_not_there_sees_it_come(door: Door) ->
     await make(door)
     assert (await watch.read()).queue.stats.name == "jobs"
     watch.cancel()
+
+
+async def test_who_watches_comes_again_after_a_while_and_says_again_who_it_is(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice.admin.grpc.calls.WATCH_SECONDS", 0.01)
+    monkeypatch.setattr("sluice.admin.grpc.calls.LONGEST_SECONDS", 0.1)
+    async with asyncio.timeout(5):
+        seen = [one.node.queues async for one in door.admin.Watch(pb.WatchRequest())]
+    assert len(seen) > 1

@@ -157,3 +157,22 @@ async def test_a_stream_ends_cleanly_when_the_server_stops(door: Door) -> None:
             await stream.find("the end")
         await stopping
     assert door.thread.failure is None
+
+
+async def test_a_look_that_fails_is_followed_by_others(
+    door: Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with listening(door) as stream:
+        await stream.find("queues")
+        look = door.house.service.node
+
+        async def fail() -> Any:
+            monkeypatch.setattr(door.house.service, "node", look)
+            raise RuntimeError("once")
+
+        monkeypatch.setattr(door.house.service, "node", fail)
+        await until(lambda: "the live stream has no figures" in caplog.text)
+        await stream.find("queues")
+        await door.ok("POST", "/queues", {"name": "tasks"})
+        while not (await stream.find("queues"))["queues"]:
+            pass

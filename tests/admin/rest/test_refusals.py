@@ -86,3 +86,22 @@ async def test_a_message_that_cannot_be_is_refused_with_the_key_and_what_is_allo
     told = await house.no(400, "POST", "/queues/new/messages", json=body)
     assert words in told["message"]
     assert await house.ok("GET", "/queues?prefix=new") == []
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ("/queues", "name"),
+        ("/queues/tasks/groups", "name"),
+        ("/queues/tasks/messages", "payload"),
+        ("/queues/tasks/dlq/purge", "contains"),
+        ("/queues/tasks/dlq/retry", "contains"),
+        ("/queues/tasks/dlq/retry", "group"),
+    ],
+)
+async def test_text_that_no_utf_8_can_hold_is_refused(house: Door, path: str, key: str) -> None:
+    body = f'{{"{key}": "\\ud800"}}'
+    told = await house.no(400, "POST", path, content=body, headers={"Content-Type": "application/json"})
+    assert key in told["message"] or "group" in told["message"]
+    assert [one["name"] for one in await house.ok("GET", "/queues/tasks/groups")] == ["w"]
+    assert (await house.web.get("/metrics")).status_code == 200

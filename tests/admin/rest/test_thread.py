@@ -6,9 +6,12 @@ import asyncio
 import socket
 import threading
 
+import grpc
 import httpx
 import pytest
 
+from sluice.admin.grpc import queue_admin_pb2 as pb
+from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminStub
 from sluice.admin.thread import AdminDoors, AdminThread
 from sluice.broker.listener import ListenerError
 from sluice.notation import Address, parse_address
@@ -163,6 +166,76 @@ def test_the_server_does_without_queues(start_broker: StartBroker) -> None:
     root = f"http://{broker.address('http')}"
     assert httpx.get(f"{root}/readyz").status_code == 200
     assert httpx.get(f"{root}/api/v1/queues").json()["error"] == "queues_disabled"
+    with grpc.insecure_channel(str(broker.address("grpc"))) as channel:
+        admin = QueueAdminStub(channel)
+        with pytest.raises(grpc.RpcError, match="queues are switched off"):
+            admin.CreateQueue(pb.CreateQueueRequest(config_json='{"name": "tasks"}'), timeout=10)
+        assert admin.GetNode(pb.GetNodeRequest(), timeout=10).queues == 0
+
+
+# ---- those who take their time
+
+
+async def told(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(5):
+        return await reader.read()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "])
+async def test_who_does_not_come_to_the_end_of_a_request_is_not_waited_for(
+    open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr("sluice.admin.rest.line.HEAD_SECONDS", 0.1)
+    door = await open_door()
+    reader, writer = await asyncio.open_connection(door.address.host, door.address.port)
+    writer.write(sent)
+    assert await told(reader) == b""
+    writer.close()
+    async with door.api.stream("GET", "/live") as answer:  # an answer under way has all the time it needs
+        lines = answer.aiter_lines()
+        for _ in range(8):
+            await anext(lines)
+
+
+async def test_bytes_behind_an_answer_do_not_keep_a_connection(
+    open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice.admin.rest.line.HEAD_SECONDS", 0.1)
+    door = await open_door()
+    reader, writer = await asyncio.open_connection(door.address.host, door.address.port)
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /")
+    assert (await told(reader)).startswith(b"HTTP/1.1 200 ")
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n",
+        b"POST /api/v1/queues HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n",
+    ],
+    ids=["head", "trailers"],
+)
+@pytest.mark.parametrize("line", [b"X-More: and more\r\n", b"x"], ids=["lines", "one line"])
+async def test_a_request_whose_head_never_ends_costs_no_memory(door: Door, head: bytes, line: bytes) -> None:
+    _, writer = await asyncio.open_connection(door.address.host, door.address.port)
+    writer.write(head + (b"X-Long: " if line == b"x" else b""))
+    sent = 0
+    try:
+        while sent < 64 << 20:
+            writer.write(line * (16_384 // len(line)))
+            sent += 16_384
+            await writer.drain()
+    except ConnectionError:
+        pass
+    assert sent < 32 << 20
+    writer.close()
+    await door.ok("GET", "/whoami")
+
+
+async def test_a_large_body_is_no_large_head(door: Door) -> None:
+    published = await door.ok("POST", "/queues/tasks/messages", {"payload": "x" * 500_000})
+    assert published["queue"] == "tasks"
 
 
 def test_a_broker_whose_http_port_is_taken_says_so_and_does_not_start(start_broker: StartBroker) -> None:

@@ -1,7 +1,7 @@
 // Shares and places, drawn flat: where messages stand, and which consumer serves which partition.
 
 import { h, replace, s, setAttribute, setText } from "./dom.js";
-import { count, ranges } from "./format.js";
+import { count, plural, ranges } from "./format.js";
 
 export const STATES = [
   ["waiting", "Waiting", "ready for a consumer, or behind an earlier message of its key"],
@@ -145,7 +145,7 @@ export class PartitionBars {
             s(
               "title",
               null,
-              `partition ${one.number}: ${count(one.messages)} messages, sequences ${count(one.first)} to ${count(one.next - 1)}`,
+              `partition ${one.number}: ${plural(one.messages, "message")}, sequences ${count(one.first)} to ${count(one.next - 1)}`,
             ),
           ),
         );

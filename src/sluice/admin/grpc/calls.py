@@ -23,6 +23,7 @@ from sluice.admin.views import NodeView, QueueDetail, QueueView
 from sluice.errors import UnknownQueue
 
 WATCH_SECONDS: Final = 1.0
+LONGEST_SECONDS: Final = 3600.0  # then the watcher comes again, and is asked again who it is
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
@@ -76,7 +77,8 @@ class QueueAdmin(QueueAdminServicer):
         limit = questions.count(request.limit, questions.QUEUES, "limit")
         loop = asyncio.get_running_loop()
         due = loop.time()
-        while True:
+        end = due + LONGEST_SECONDS
+        while loop.time() < end:
             node, queues, detail = await self._desk.ask(
                 lambda service: _look(service, request.prefix, limit, request.queue)
             )

@@ -14,7 +14,8 @@ from fastapi import FastAPI
 from sluice import __version__
 from sluice.access.identity import Keyring
 from sluice.admin.desk import Desk
-from sluice.admin.rest import dead_letters, live, messages, node, pages, queues, refusals
+from sluice.admin.rest import bulk, dead_letters, live, messages, node, pages, queues, refusals
+from sluice.admin.rest.bulk import BulkDoor
 from sluice.admin.rest.gate import Gate
 from sluice.admin.rest.live import LiveFeed
 
@@ -31,6 +32,7 @@ TAGS: Final = [
     {"name": "groups", "description": "Consumer groups, and who is in them"},
     {"name": "messages", "description": "Look at messages, publish, and follow one through its life"},
     {"name": "dead letters", "description": "What could not be processed: look, put back, throw away"},
+    {"name": "bulk", "description": "Ranges as Arrow streams, progress, batches that count once: for Spark"},
     {"name": "node", "description": "The server itself"},
 ]
 
@@ -50,6 +52,11 @@ class RestDoor:
     def stop(self) -> None:
         self.gate.stopping = True
         self.feed.close()
+        self.app.state.bulk.stop()
+
+    def close(self) -> None:
+        """Nobody is served any more."""
+        self.app.state.bulk.close()
 
 
 def make_app(
@@ -60,6 +67,7 @@ def make_app(
     max_body: int = MAX_BODY,
     queues_enabled: bool = True,
     store_fault: Callable[[], str] = lambda: "",
+    bulk_door: BulkDoor | None = None,
 ) -> RestDoor:
     """`host` is what the door listens on; `store_fault` says what is wrong with the store, or nothing."""
     app = FastAPI(
@@ -75,8 +83,9 @@ def make_app(
     app.state.queues_enabled = queues_enabled
     app.state.store_fault = store_fault
     app.state.live = LiveFeed(desk)
+    app.state.bulk = bulk_door if bulk_door is not None else BulkDoor()
     refusals.install(app)
-    for routes in (queues, messages, dead_letters, live, node):
+    for routes in (queues, messages, dead_letters, bulk, live, node):
         app.include_router(routes.router)
     pages.install(app)
     app.openapi = _documented(app)  # type: ignore[method-assign]

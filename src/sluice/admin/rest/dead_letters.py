@@ -12,7 +12,7 @@ from sluice.admin.rest.asking import ask, needs, queues_are_on, show, show_all
 from sluice.admin.rest.messages import ANSWER_BYTES, share
 from sluice.admin.rest.models import MESSAGES, Message, Purged, Redriven
 from sluice.admin.rest.refusals import answers
-from sluice.admin.rest.values import MessageId, Moment, QueueName, Whole
+from sluice.admin.rest.values import MessageId, Moment, QueueName, Whole, WholeText
 from sluice.admin.views import LetterFilter
 
 router = APIRouter(
@@ -26,15 +26,15 @@ class Filter(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    reason: str = Field(default="", description="max_retries, timeout, rejected, expired or overflow")
-    group: str = Field(default="", description="The group that failed")
+    reason: WholeText = Field(default="", description="max_retries, timeout, rejected, expired or overflow")
+    group: WholeText = Field(default="", description="The group that failed")
     since: Annotated[float, Moment()] = Field(
         default="", validate_default=True, description="Dead at or after this time"
     )
     until: Annotated[float, Moment()] = Field(
         default="", validate_default=True, description="Dead before this time"
     )
-    contains: str = Field(default="", description="Text in the payload")
+    contains: WholeText = Field(default="", description="Text in the payload")
 
     def wanted(self) -> LetterFilter:
         return LetterFilter(self.reason, self.group, self.since, self.until, self.contains)

@@ -129,9 +129,9 @@ class LiveFeed:
                     await self._sample()
                 except SluiceError as fault:
                     log.warning("the live stream has no figures", extra={"fault": str(fault)})
+                except Exception:  # the next look may succeed, and those who listen are still there
+                    log.exception("the live stream has no figures")
                 await asyncio.sleep(max(0.1, EACH_SECONDS - (time.monotonic() - began)))
-        except Exception:
-            log.exception("the live stream has failed")
         finally:
             self._sampler = None
 

@@ -15,7 +15,7 @@ from sluice.access.identity import Role
 from sluice.admin.rest.asking import ask, needs, queues_are_on, show, show_all
 from sluice.admin.rest.models import MESSAGES, Biography, Found, Message, Published
 from sluice.admin.rest.refusals import answers
-from sluice.admin.rest.values import Lasting, MessageId, Moment, QueueName, Text, Whole
+from sluice.admin.rest.values import Lasting, MessageId, Moment, QueueName, Text, Whole, WholeText
 from sluice.admin.views import Outgoing
 
 router = APIRouter(prefix="/api/v1", dependencies=[Depends(queues_are_on)], tags=["messages"])
@@ -96,7 +96,7 @@ class Publish(BaseModel):
         json_schema_extra={"not": {"anyOf": [{"required": list(two)} for two in combinations(PAYLOADS, 2)]}},
     )
 
-    payload: str = Field(default="", description="As text", examples=["resize cat.png"])
+    payload: WholeText = Field(default="", description="As text", examples=["resize cat.png"])
     payload_base64: Bytes = Field(default=b"", description="As base64", json_schema_extra=BASE64)
     json_: Annotated[Any, AfterValidator(_as_json)] = Field(
         default=None, alias="json", description="Any JSON value, written as UTF-8"

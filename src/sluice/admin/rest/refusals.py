@@ -19,20 +19,28 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from sluice.errors import (
+    BatchTooLarge,
     ConfigError,
+    InvalidBatch,
     InvalidPayload,
     InvalidQueueConfig,
     InvalidQueueName,
     MessageTooLarge,
+    NoArrow,
     NotAllowed,
     NotAuthenticated,
+    OutOfRange,
     QueueError,
     SluiceError,
+    StagesFull,
     StoreError,
+    TooManyReaders,
     UnknownDelivery,
     UnknownGroup,
     UnknownMessage,
+    UnknownPartition,
     UnknownQueue,
+    WorkerLost,
 )
 
 
@@ -68,6 +76,14 @@ class NotJson(SluiceError):
         super().__init__(
             f"the body is {given or 'of no named type'}, and this door reads JSON",
             "Send it with Content-Type: application/json (curl --json does)",
+        )
+
+
+class NotArrow(SluiceError):
+    def __init__(self, given: str) -> None:
+        super().__init__(
+            f"the body is {given or 'of no named type'}, and rows are sent as an Arrow stream",
+            "Send it with Content-Type: application/vnd.apache.arrow.stream",
         )
 
 
@@ -109,6 +125,7 @@ STATUS: Final[tuple[tuple[type[SluiceError], int], ...]] = (
     (InvalidQueueName, 400),
     (InvalidQueueConfig, 400),
     (InvalidPayload, 400),
+    (InvalidBatch, 400),
     (ConfigError, 400),
     (NotAuthenticated, 401),
     (NotAllowed, 403),
@@ -119,11 +136,19 @@ STATUS: Final[tuple[tuple[type[SluiceError], int], ...]] = (
     (UnknownGroup, 404),
     (UnknownMessage, 404),
     (UnknownDelivery, 404),
+    (UnknownPartition, 404),
     (WrongMethod, 405),
     (BodyTooSlow, 408),
     (BodyTooLarge, 413),
     (MessageTooLarge, 413),
+    (BatchTooLarge, 413),
     (NotJson, 415),
+    (NotArrow, 415),
+    (OutOfRange, 410),
+    (NoArrow, 501),
+    (StagesFull, 503),
+    (WorkerLost, 503),
+    (TooManyReaders, 503),
     (StoreError, 503),
     (Busy, 503),
     (Stopping, 503),
@@ -141,8 +166,10 @@ MEANING: Final = {
     405: "Another method is meant",
     408: "The body did not arrive in time",
     409: "It does not go together with what is there: it exists, it is full, it is in use, or queues are off",
-    413: "The body or the message is too large",
-    415: "The body is not JSON",
+    410: "Sequences that are not kept any more, or not published yet; `earliest` and `latest` tell which are kept",
+    413: "The body, the message or the batch is too large",
+    415: "The body is of another type than the one that is read here",
+    501: "The server has no pyarrow",
     503: "The server is stopping, too busy, or its store has failed",
 }
 
@@ -183,8 +210,14 @@ def answer_refusal(refusal: SluiceError) -> Response:
     if status == 503:
         headers["Retry-After"] = "1"
     # ASCII throughout: a message may quote what a caller sent, and that need not be text.
-    body = json.dumps({"error": code_of(refusal), "message": refusal.what, "do": refusal.do or USUAL_CURE})
-    return Response(body, status, headers, "application/json")
+    body: dict[str, Any] = {
+        "error": code_of(refusal),
+        "message": refusal.what,
+        "do": refusal.do or USUAL_CURE,
+    }
+    if isinstance(refusal, OutOfRange) and refusal.earliest >= 0:
+        body |= {"earliest": refusal.earliest, "latest": refusal.latest}
+    return Response(json.dumps(body), status, headers, "application/json")
 
 
 def invalid_request(errors: list[Any]) -> InvalidRequest:

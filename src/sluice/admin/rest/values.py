@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 from urllib.parse import quote, unquote
 
 from fastapi import Path
-from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from sluice.notation import parse_duration, show_duration
@@ -98,9 +98,7 @@ class Text:
             raise ValueError(f"must be text without {' '.join(['the zero character', *self.without])}")
         if len(value.encode(errors="replace")) > self.most:
             raise ValueError(f"must be text of {self.most} bytes or less")
-        if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-            raise ValueError("must be text without lone surrogates")
-        return value
+        return _whole_text(value)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self.read)
@@ -109,6 +107,15 @@ class Text:
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         return {"type": "string", "maxLength": self.most, "pattern": rf"^[^\x00{self.without}]*$"}
+
+
+def _whole_text(value: str) -> str:
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError("must be text without lone surrogates")
+    return value
+
+
+WholeText = Annotated[str, AfterValidator(_whole_text)]  # JSON can spell text that no UTF-8 can hold
 
 
 class Moment:

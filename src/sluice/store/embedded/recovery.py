@@ -137,7 +137,7 @@ class Recoverer:
         if size < index.log_bytes:
             gone = index.log_bytes - size
             self._report.notes.append(
-                f"{log_name(segment)} has lost its last {gone} bytes and the messages in them"
+                f"{log_name(segment)} is shorter than it was by {gone} B, and has lost the messages in them"
             )
 
     def _check_row_of(self, tail: list[int], start: int, needed: bool) -> None:
@@ -231,7 +231,7 @@ class Recoverer:
             torn = int(scan.size - offset)
             self._report.torn_bytes += torn
             self._report.notes.append(
-                f"{torn} bytes at the end of {name} were cut: a write that a crash interrupted"
+                f"the end of {name} was cut by {torn} B: a write that a crash interrupted"
             )
             return _END
         self._damage(name, offset, "a frame that had been synced is broken")

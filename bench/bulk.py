@@ -1,0 +1,278 @@
+"""What bulk reading gives, and what it costs those who consume.
+
+    python bench/bulk.py [--rows 300000] [--size 1000]           a partition read by an HTTP client alone, and a batch
+    python bench/bulk.py --harness HARNESS [--rounds 5]          and queue throughput with and without such a reader
+
+One broker, compiled or not (`sluice` on the PATH, or $SLUICE). The client throws the rows away, or turns them into
+record batches. With the load harness, a case of it runs in turn without and with a reader that reads another queue
+over and over, as fast as it can. The reader stands for another machine: it shares the generator's core at the lowest
+priority, because two programs that fight for a core measure that fight and not the broker. Needs pyarrow. Only
+127.0.0.1 is ever a target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+QUEUE = "bulk$rows"
+RATE, PER_CPU = "deliv_per_s", "msgs_per_cpu_s"  # mqload's names
+CONFIG = """
+[[queues.templates]]
+match = "bench/#"
+config = { limits = { max_queue_depth = 2000000 } }
+[[queues.templates]]
+match = "bulk/#"
+config = { partitions = 1, limits = { max_queue_depth = 20000000 } }
+[[queues.templates]]
+match = "wide/#"
+config = { partitions = 10, limits = { max_queue_depth = 20000000 } }
+"""
+
+
+def start_broker(folder: str, core: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
+    config = Path(folder) / "bulk.toml"
+    config.write_text(CONFIG)
+    command = shlex.split(os.environ.get("SLUICE", "sluice"))
+    process = subprocess.Popen(
+        [
+            *(("taskset", "-c", core) if core else ()),
+            *(
+                *command,
+                "serve",
+                "--config",
+                str(config),
+                "--data",
+                f"{folder}/data",
+                "--log-level",
+                "warning",
+            ),
+            *("--mqtt", "127.0.0.1:0", "--http", "127.0.0.1:0", "--grpc", "off"),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    ready = process.stdout.readline()
+    if "ready" not in ready:
+        raise SystemExit("the broker did not start")
+    return process, dict(fact.split("=", 1) for fact in ready.split() if "=" in fact)
+
+
+def call(line: http.client.HTTPConnection, method: str, path: str, body: bytes = b"", kind: str = "") -> Any:
+    line.request(method, f"/api/v1/bulk{path}", body or None, {"Content-Type": kind} if kind else {})
+    answer = line.getresponse()
+    data = answer.read()
+    if answer.status != 200:
+        raise SystemExit(f"{method} {path}: {answer.status} {data.decode()}")
+    return json.loads(data)
+
+
+def fill(line: http.client.HTTPConnection, queue: str, rows: int, size: int) -> None:
+    """Batches of about 30 MB, and what staging and committing one takes."""
+    each = max(1, min(rows, 30_000_000 // (size + 100)))
+    payload = os.urandom(size)
+    table = pa.table(
+        {"value": pa.array([payload] * each), "key": pa.array([b"%d" % (nth % 1000) for nth in range(each)])}
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, 8192)
+    body = bytes(sink.getvalue())
+    staged: list[float] = []
+    committed: list[float] = []
+    for batch in range(-(-rows // each)):
+        began = time.perf_counter()
+        stage = call(
+            line,
+            "POST",
+            f"/stages/{queue}/{batch}?queue={queue}",
+            body,
+            "application/vnd.apache.arrow.stream",
+        )
+        between = time.perf_counter()
+        told = json.dumps({"stages": [stage["stage"]], "rows": each}).encode()
+        call(line, "POST", f"/stages/{queue}/{batch}/commit", told, "application/json")
+        staged.append(between - began)
+        committed.append(time.perf_counter() - between)
+    print(
+        f"{queue}: {len(staged)} batches of {each:,} rows, {len(body) / 1e6:.0f} MB: staged in "
+        f"{statistics.median(staged):.3f} s, committed in {statistics.median(committed):.3f} s "
+        f"(slowest {max(committed):.3f} s), {each / statistics.median(map(sum, zip(staged, committed))):,.0f} rows/s"
+    )
+
+
+def read(
+    line: http.client.HTTPConnection, queue: str, partition: dict[str, int], as_arrow: bool, columns: str = ""
+) -> int:
+    """Read a whole partition; how many rows it had (0 where nobody looks)."""
+    path = f"/api/v1/bulk/queues/{queue}/partitions/{partition['partition']}/rows"
+    line.request("GET", f"{path}?start={partition['earliest']}&end={partition['latest']}&columns={columns}")
+    answer = line.getresponse()
+    if answer.status != 200:
+        raise SystemExit(answer.read().decode())
+    if as_arrow:
+        found = sum(batch.num_rows for batch in pa.ipc.open_stream(answer))
+        answer.read()
+        return found
+    piece = bytearray(1 << 20)
+    while answer.readinto(piece):
+        pass
+    return partition["latest"] - partition["earliest"]
+
+
+def measure(
+    line: http.client.HTTPConnection, queue: str, rounds: int, as_arrow: bool, columns: str = ""
+) -> float:
+    parts = call(line, "GET", f"/queues/{queue}/offsets")["partitions"]
+    rates: list[float] = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        rows = sum(read(line, queue, part, as_arrow, columns) for part in parts)
+        rates.append(rows / (time.perf_counter() - began))
+    return statistics.median(rates)
+
+
+def run_case(mqload: str, arguments: list[str], facts: dict[str, str], options: Any) -> dict[str, Any]:
+    done = subprocess.run(
+        [
+            *("taskset", "-c", options.gen_core, mqload, *arguments),
+            *("--port", facts["mqtt"].rpartition(":")[2], "--mqtt", "5", "--topic", "$queue/bench/q1"),
+            *("--ack", "topic", "--cid", "bench", "--secs", str(options.secs), "--pid", facts["pid"]),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=options.secs * 10 + 60,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        raise SystemExit(f"mqload said nothing: {done.stderr.strip()}")
+    figures: dict[str, Any] = json.loads(lines[-1])
+    return figures
+
+
+class Reader:
+    """Reads a queue over and over until told to stop, in a process of its own so as to share no lock with us."""
+
+    def __init__(self, facts: dict[str, str], core: str) -> None:
+        self.process = subprocess.Popen(
+            ["nice", "-n", "19", "taskset", "-c", core, sys.executable, __file__, "--read", facts["http"]],
+            stdout=subprocess.PIPE,
+            stdin=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self) -> dict[str, float]:
+        found, _ = self.process.communicate("\n", timeout=120)
+        told: dict[str, float] = json.loads(found)
+        return told
+
+
+def loop(address: str) -> None:
+    """The reader's own process: one line on stdin ends it."""
+    stop = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.readline(), stop.set()), daemon=True).start()
+    line = http.client.HTTPConnection(address)
+    [part] = call(line, "GET", f"/queues/{QUEUE}/offsets")["partitions"]
+    rows = 0
+    began = time.perf_counter()
+    while not stop.is_set():
+        rows += read(line, QUEUE, part, False)
+    print(json.dumps({"rows_per_s": rows / (time.perf_counter() - began)}))
+
+
+def worker_of(broker: int) -> int:
+    """The process that reads for a broker. It was born on the broker's core."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError):
+                is_child = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]) == broker
+                if is_child and "sluice.bulk.worker" in Path(f"/proc/{name}/cmdline").read_text():
+                    return int(name)
+    raise SystemExit("nobody reads")
+
+
+def beside(options: Any, facts: dict[str, str]) -> None:
+    harness = Path(options.harness).resolve()
+    sys.path.insert(0, str(harness))
+    import compare
+
+    mqload = str(Path(os.environ.get("SL_BIN", harness)) / "mqload")
+    arguments: list[str] = compare.CASES[options.case][1]
+    found: list[tuple[dict[str, Any], dict[str, Any], float]] = []
+    run_case(mqload, arguments, facts, options)  # warm, and the queue is there
+    for _ in range(options.rounds):
+        alone = run_case(mqload, arguments, facts, options)
+        reader = Reader(facts, options.gen_core)
+        time.sleep(1)
+        if options.worker_core:
+            os.sched_setaffinity(worker_of(int(facts["pid"])), {int(options.worker_core)})
+        with_reader = run_case(mqload, arguments, facts, options)
+        rows = reader.end()["rows_per_s"]
+        found.append((alone, with_reader, rows))
+        print(
+            f"  alone {alone[RATE]:,.0f}/s, {alone[PER_CPU]:,.0f}/CPU-s   with a reader {with_reader[RATE]:,.0f}/s, "
+            f"{with_reader[PER_CPU]:,.0f}/CPU-s   it reads {rows:,.0f} rows/s",
+            flush=True,
+        )
+    for key, name in ((RATE, "messages per second"), (PER_CPU, "messages per second of broker CPU")):
+        ratio = statistics.median(after[key] / before[key] for before, after, _ in found)
+        print(f"{options.case}, {name}: ratio {ratio:.3f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What bulk reading gives and costs.")
+    parser.add_argument("--rows", type=int, default=300_000)
+    parser.add_argument("--size", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--secs", type=float, default=3.0)
+    parser.add_argument("--harness", default="", help="folder of the load harness")
+    parser.add_argument("--case", default="q1k")
+    parser.add_argument("--core", default="1", help="of the broker")
+    parser.add_argument("--gen-core", default="0", help="of the generator and the reader")
+    parser.add_argument("--worker-core", default="", help="of the reading process; the broker's unless told")
+    parser.add_argument("--read", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.read:
+        loop(options.read)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        broker, facts = start_broker(folder, options.core if options.harness else "")
+        try:
+            line = http.client.HTTPConnection(facts["http"], timeout=120)
+            fill(line, QUEUE, options.rows, options.size)
+            for what, as_arrow, columns in (
+                ("bytes", False, ""),
+                ("record batches", True, ""),
+                ("record batches of value and sequence", True, "value,sequence"),
+            ):
+                rate = measure(line, QUEUE, options.rounds, as_arrow, columns)
+                print(
+                    f"1 partition, {options.size} B, {what}: {rate:,.0f} rows/s, {rate * options.size / 1e6:,.0f} MB/s"
+                )
+            fill(line, "wide$rows", options.rows, options.size)
+            rate = measure(line, "wide$rows", max(1, options.rounds // 2), True)
+            print(f"10 partitions one after the other, record batches: {rate:,.0f} rows/s")
+            if options.harness:
+                beside(options, facts)
+        finally:
+            broker.terminate()
+            broker.wait(20)
+
+
+if __name__ == "__main__":
+    main()

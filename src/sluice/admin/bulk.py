@@ -1,0 +1,378 @@
+"""The broker's side of the bulk door: sequences, places, progress and batches, on the broker's loop and in portions.
+
+It turns ranges of sequences into places in the store and leaves reading to others; it takes batches that others have
+read and checked, and appends them. Nothing here knows Arrow or HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from sluice.admin.hands import Hands, plain
+from sluice.admin.looking import Register
+from sluice.errors import (
+    InUse,
+    InvalidQueueConfig,
+    InvalidQueueName,
+    OutOfRange,
+    UnknownGroup,
+    UnknownPartition,
+)
+from sluice.message import Message
+from sluice.queues.batches import Places, append_some, check_room, collect, note_batch, settle_some
+from sluice.queues.group import Group
+from sluice.queues.journal import Frame
+from sluice.queues.names import RESPONSES, fault_of_group, fault_of_name
+from sluice.queues.partition import Partition
+from sluice.queues.queue import Queue
+from sluice.queues.start import start_floors
+
+AT_ONCE: Final = 2048  # places that are looked up before others get their turn
+TURN_SECONDS: Final = 0.002  # what a portion of settling or appending may take
+PLACE_BYTES: Final = 20
+STEP: Final = 32  # messages between two looks at the clock
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionOffsets:
+    partition: int
+    earliest: int  # oldest sequence that is kept; `latest` when there is none
+    latest: int  # sequence of the next message that will be kept
+    bytes: int  # of what is kept, about
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOffsets:
+    queue: str
+    partitions: list[PartitionOffsets]
+    dead_letters: bool  # it is the dead-letter queue of some queue: its messages have a story
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Where the messages of a part of a range are, or the messages themselves where the store has no files."""
+
+    pid: int
+    places: bytes  # i64 seq, i64 address, i32 size of each
+    records: list[bytes | None]
+    next: int  # where the next slice begins; the end of the range when there is no more
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What must be known of a queue to prepare messages for it."""
+
+    max_message_size: int
+    fault_of_payload: Callable[[bytes], str] | None  # by its schema
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Messages that are ready to be appended: runs of them for one queue each, in order."""
+
+    app: str
+    number: int
+    rows: int
+    runs: list[tuple[str, list[Message]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    rows: int
+    replayed: bool
+
+
+class BulkDesk:
+    """`direct` says that the store's files can be read by address: else records are read here."""
+
+    def __init__(self, hands: Hands, register: Register, direct: bool = False) -> None:
+        self._hands = hands
+        self._register = register
+        self.direct = direct
+        self._waiters: dict[int, set[asyncio.Event]] = {}  # by queue: who waits for its next commit
+        self._one_batch = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Committed]] = set()
+        hands.runner.frame_kept = self._kept
+
+    # ---- offsets
+
+    async def offsets(
+        self, name: str, after: dict[int, int] | None = None, wait: float = 0.0
+    ) -> QueueOffsets:
+        """How far each partition goes. With `after`, as soon as one goes further than that, or `wait` is over."""
+        self._hands.look()
+        queue = self._hands.queue(name)
+        if after is not None and wait > 0.0 and not _is_beyond(queue, after):
+            news = asyncio.Event()
+            waiters = self._waiters.setdefault(int(queue.qid), set())
+            waiters.add(news)
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait):
+                        while self._hands.lives(queue) and not _is_beyond(queue, after):
+                            await news.wait()
+                            news.clear()
+            finally:
+                waiters.discard(news)
+                if not waiters:
+                    self._waiters.pop(int(queue.qid), None)
+            queue = self._hands.queue(name)
+        return self._offsets_of(queue)
+
+    def _kept(self, frame: Frame) -> None:
+        if self._waiters:
+            for partition in frame.partitions:
+                for news in self._waiters.get(int(partition.queue.qid), ()):
+                    news.set()
+
+    def _offsets_of(self, queue: Queue) -> QueueOffsets:
+        live = sum(int(partition.live) for partition in queue.partitions)
+        each = int(queue.bytes) / live if live else 0.0
+        return QueueOffsets(
+            queue.name,
+            [
+                PartitionOffsets(
+                    int(one.number), _earliest(one), int(one.committed), round(each * int(one.live))
+                )
+                for one in queue.partitions
+            ],
+            self._register.takes_the_dead(queue.name),
+        )
+
+    async def offsets_at(self, name: str, moment: float) -> dict[int, int]:
+        """The first sequence at or after a time, in each partition."""
+        queue = self._hands.queue(name)
+        floors = start_floors(queue, f"@{moment:.3f}")
+        return {
+            int(one.number): min(floor, int(one.committed))
+            for one, floor in zip(queue.partitions, floors, strict=True)
+        }
+
+    # ---- reading
+
+    async def slice(
+        self, name: str, number: int, start: int, end: int, lenient: bool, most: int, most_bytes: int
+    ) -> Slice:
+        """The next part of a range. What is not kept any more is refused, unless `lenient`."""
+        queue = self._hands.queue(name)
+        partition = _partition(queue, number)
+        _check_range(partition, start, end, lenient)
+        asked, end = end, min(end, int(partition.committed))
+        found = Places()
+        while start < end:
+            enough = min(most, int(found.count) + AT_ONCE)
+            start = int(collect(partition, start, end, enough, most_bytes, found))
+            if found.count < enough or enough == most:
+                break
+            await self._hands.breathe()
+            if not self._hands.lives(queue):
+                break
+        places = found.value()
+        records: list[bytes | None] = []
+        if not self.direct and places:
+            records = await self._read(
+                [
+                    int.from_bytes(places[at + 8 : at + 16], "little")
+                    for at in range(0, len(places), PLACE_BYTES)
+                ]
+            )
+        return Slice(int(partition.pid), places, records, start if start < end else asked)
+
+    async def _read(self, addresses: list[int]) -> list[bytes | None]:
+        waiter: asyncio.Future[list[bytes | None]] = asyncio.get_running_loop().create_future()
+
+        def done(found: list[bytes | None]) -> None:
+            if not waiter.done():
+                waiter.set_result(found)
+
+        self._hands.runner.read(addresses, done)
+        return await waiter
+
+    # ---- progress
+
+    async def progress(self, name: str, group: str) -> dict[int, int]:
+        """Everything below is settled for the group."""
+        queue = self._hands.queue(name)
+        return _floors(_group(queue, group))
+
+    async def advance(
+        self, name: str, group: str, ends: dict[int, int], create: bool, start: str
+    ) -> dict[int, int]:
+        """Let a group be done with everything below these sequences; never backwards. Answered when it is kept."""
+        hands = self._hands
+        hands.begin()
+        queue = hands.queue(name)
+        floors = start_floors(queue, start)
+        for number, end in ends.items():
+            partition = _partition(queue, number)
+            if end > partition.committed:
+                raise OutOfRange(
+                    f"partition {number} of queue {queue.name!r} goes up to {partition.committed}, and {end} is beyond",
+                    "Ask for its offsets; a queue that was deleted and made again begins anew",
+                )
+        found = queue.groups.get(group)
+        if found is None:
+            if not create:
+                raise _no_group(queue, group)
+            fault = fault_of_group(group)
+            if fault:
+                raise InvalidQueueConfig(f"{group!r} cannot be a group", fault)
+            found = hands.engine.group(queue, group, floors)
+        for number, end in ends.items():
+            await self._settle(queue, found, number, end)
+        hands.engine.journal.want_sync()
+        await hands.kept()
+        return _floors(found)
+
+    async def _settle(self, queue: Queue, group: Group, number: int, end: int) -> None:
+        """One partition, in portions. Each portion is good by itself: somebody who gives up in between has settled
+        less, and says it again."""
+        hands = self._hands
+        while True:
+            if not hands.lives(queue) or queue.groups.get(group.name) is not group:
+                raise _no_group(queue, group.name)
+            if group.consumers:
+                raise InUse(
+                    f"group {group.name!r} of queue {queue.name!r} has {len(group.consumers)} consumers over MQTT",
+                    "Give Spark (or whoever reads in bulk) a group of its own, or end those consumers",
+                )
+            hands.begin()
+            until = time.perf_counter() + TURN_SECONDS
+            cursor = group.cursors[number]
+            while True:
+                if settle_some(hands.engine, cursor, end, STEP):
+                    return
+                if time.perf_counter() > until:
+                    break
+            await hands.breathe()
+
+    # ---- writing
+
+    async def last_batch(self, app: str) -> int | None:
+        fence = self._hands.engine.batches.last(app)
+        return None if fence is None else int(fence.batch)
+
+    async def targets(self, names: list[str]) -> dict[str, Target]:
+        """The queues of a batch, made if they are not there, as a publish would."""
+        hands = self._hands
+        hands.begin()
+        found: dict[str, Target] = {}
+        for name in names:
+            fault = fault_of_name(plain(name))
+            if not fault and name.startswith(RESPONSES):
+                fault = "responses are no queue"
+            if fault:
+                raise InvalidQueueName(name, fault)
+        for name in names:
+            queue = hands.engine.queues.get(name) or hands.door.open(name)
+            check = hands.door.validator(queue) if queue.rules.schema else None
+            found[name] = Target(int(queue.rules.max_message_size), check)
+        return found
+
+    async def commit(self, batch: Batch) -> Committed:
+        """Append a batch, all of it in one frame with its fence; one that was committed before is not stored again.
+        An asker who goes away does not stop it half way: what has begun is done."""
+        task = asyncio.create_task(self._commit(batch))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _commit(self, batch: Batch) -> Committed:
+        hands = self._hands
+        engine, runner = hands.engine, hands.runner
+        async with self._one_batch:
+            hands.begin()
+            fence = engine.batches.last(batch.app)
+            if fence is not None and batch.number <= fence.batch:
+                await hands.kept()
+                return Committed(int(fence.rows) if batch.number == fence.batch else 0, True)
+            runs = [
+                (engine.queues.get(name) or hands.door.open(name), messages) for name, messages in batch.runs
+            ]
+            counts: dict[str, int] = {}
+            for queue, messages in runs:
+                counts[queue.name] = counts.get(queue.name, 0) + len(messages)
+            for queue, _ in runs:
+                check_room(queue, counts[queue.name])
+            runner.hold()
+            try:
+                note_batch(engine, batch.app, batch.number, batch.rows)
+                for queue, messages in runs:
+                    await self._append(queue, messages)
+            except BaseException as fault:
+                runner.break_off(fault)  # half a batch is in the open frame: that frame must never be kept
+                raise
+            hands.begin()
+            runner.release()
+            await hands.kept()
+        return Committed(batch.rows, False)
+
+    async def _append(self, queue: Queue, messages: list[Message]) -> None:
+        hands = self._hands
+        at = 0
+        while at < len(messages) and hands.lives(queue):  # what is deleted meanwhile takes no more
+            hands.begin()
+            until = time.perf_counter() + TURN_SECONDS
+            while at < len(messages) and time.perf_counter() < until:
+                end = min(at + STEP, len(messages))
+                append_some(hands.engine, queue, messages, at, end)
+                at = end
+            await hands.breathe()
+
+
+def _earliest(partition: Partition) -> int:
+    return min(int(partition.first_live(0)), int(partition.committed))
+
+
+def _is_beyond(queue: Queue, after: dict[int, int]) -> bool:
+    return any(int(one.committed) > after.get(int(one.number), 0) for one in queue.partitions)
+
+
+def _partition(queue: Queue, number: int) -> Partition:
+    if not 0 <= number < len(queue.partitions):
+        raise UnknownPartition(queue.name, number, len(queue.partitions))
+    return queue.partitions[number]
+
+
+def _check_range(partition: Partition, start: int, end: int, lenient: bool) -> None:
+    name, number = partition.queue.name, partition.number
+    earliest, latest = _earliest(partition), int(partition.committed)
+    if lenient or start >= end:
+        return
+    if start < earliest:
+        raise OutOfRange(
+            f"partition {number} of queue {name!r} is kept from {earliest} on, and {start} is before that",
+            "Begin at the earliest; messages are kept until every group has settled them, so read with a group",
+            earliest,
+            latest,
+        )
+    if end > latest:
+        raise OutOfRange(
+            f"partition {number} of queue {name!r} goes up to {latest}, and {end} is beyond",
+            "Ask for its offsets; a queue that was deleted and made again begins anew",
+            earliest,
+            latest,
+        )
+
+
+def _group(queue: Queue, name: str) -> Group:
+    group = queue.groups.get(name)
+    if group is None:
+        raise _no_group(queue, name)
+    return group
+
+
+def _no_group(queue: Queue, name: str) -> UnknownGroup:
+    refusal = UnknownGroup(queue.name, name)
+    refusal.what = f"queue {queue.name!r} has no group {name!r}"
+    refusal.do = 'Create it: PUT its progress with "create": true'
+    return refusal
+
+
+def _floors(group: Group) -> dict[int, int]:
+    return {int(cursor.partition.number): int(cursor.floor) for cursor in group.cursors}

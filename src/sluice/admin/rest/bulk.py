@@ -1,0 +1,509 @@
+"""Routes for programs that read and write in bulk: Spark, and whoever speaks Arrow over HTTP.
+
+Reading: offsets, a range of a partition as an Arrow stream, and a group's progress. Writing: rows are staged, and a
+batch of stages is committed in one step that counts once. The work is done elsewhere: `admin.bulk` on the broker's
+loop, `bulk` in a process or thread beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from pathlib import Path as FilePath
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from starlette.types import Receive, Scope, Send
+
+from sluice.access.identity import Role
+from sluice.admin import bulk
+from sluice.admin.rest.asking import ask, needs, queues_are_on
+from sluice.admin.rest.refusals import BodyTooSlow, InvalidRequest, NotArrow, Stopping, answers
+from sluice.admin.rest.values import (
+    TIME_PATTERN,
+    GroupName,
+    Moment,
+    QueueName,
+    Whole,
+    plain_name,
+    whole_segment,
+)
+from sluice.bulk import arrow, rows
+from sluice.bulk.reading import LocalReading, Range, Reading, Workshop
+from sluice.bulk.stages import Stages, Upload
+from sluice.clock import steady_time
+from sluice.errors import NoArrow, SluiceError
+
+router = APIRouter(prefix="/api/v1/bulk", dependencies=[Depends(queues_are_on)], tags=["bulk"])
+
+ARROW: Final = "application/vnd.apache.arrow.stream"
+CONNECTION: Final = "sluice.connection"  # where the server leaves the connection of a request
+LONGEST_WAIT: Final = 300
+COMMIT_SECONDS: Final = 300.0
+PIECE_SECONDS: Final = 30.0  # what a sender may be silent in the middle of a body
+MOST_SEQUENCE: Final = 2**53
+
+
+class BulkDoor:
+    """What the routes share: the worker, the stages, and the news that the door closes. `data` is the directory whose
+    files a worker can read; None where the store has none."""
+
+    def __init__(
+        self,
+        data: FilePath | None = None,
+        max_batch_bytes: int = 32 << 20,
+        max_stage_bytes: int = 1 << 30,
+        stage_seconds: float = 3600.0,
+    ) -> None:
+        self.workshop = None if data is None else Workshop(str(data))
+        self.stages = Stages(data, max_batch_bytes, max_stage_bytes, stage_seconds)
+        self.closing = asyncio.Event()
+
+    def stop(self) -> None:
+        """Nobody waits any longer for news."""
+        self.closing.set()
+
+    def close(self) -> None:
+        self.stop()
+        if self.workshop is not None:
+            self.workshop.close()
+        self.stages.close()
+
+
+def door_of(request: Request) -> BulkDoor:
+    door: BulkDoor = request.app.state.bulk
+    return door
+
+
+async def arrow_is_here() -> None:
+    if not arrow.is_here():
+        raise NoArrow
+
+
+# ---- what callers write
+
+
+def _sequences(value: object) -> dict[int, int]:
+    """Sequences by partition, as JSON or already read from it."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            value = None
+    if isinstance(value, dict):
+        with suppress(ValueError):
+            return {
+                Whole(0, 4095).read(str(number)): Whole(0, MOST_SEQUENCE).read(seq)
+                for number, seq in value.items()
+            }
+    raise ValueError('must be sequences by partition, such as {"0": 120, "1": 95}')
+
+
+SEQUENCES: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": {"type": "integer", "minimum": 0, "maximum": MOST_SEQUENCE},
+    "propertyNames": {"pattern": "^[0-9]{1,3}$"},
+    "examples": [{"0": 120, "1": 95}],
+}
+Sequences = Annotated[dict[int, int], BeforeValidator(_sequences)]
+Sequence = Annotated[int, Whole(0, MOST_SEQUENCE)]
+PartitionNumber = Annotated[int, BeforeValidator(Whole(0, 4095).read), Path(ge=0, le=4095)]
+AppName = Annotated[
+    str,
+    BeforeValidator(whole_segment),
+    Path(min_length=1, max_length=256, description="Name of the application: for Spark the id of the query"),
+]
+BatchNumber = Annotated[
+    int,
+    BeforeValidator(Whole(0, MOST_SEQUENCE).read),
+    Path(ge=0, le=MOST_SEQUENCE, description="Number of the batch"),
+]
+
+
+class OffsetsQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    wait: Annotated[int, Whole(0, LONGEST_WAIT)] = Field(
+        default=0, description="With `after`: seconds to wait until some partition goes further"
+    )
+    after: Annotated[dict[int, int] | None, BeforeValidator(lambda given: given and _sequences(given))] = (
+        Field(
+            default=None,
+            description='Sequences by partition, as JSON: `{"0": 120}`',
+            json_schema_extra={"type": "string", "examples": ['{"0": 120}']},
+        )
+    )
+
+
+class TimeQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    time: Annotated[float, Moment()] = Field(
+        description="ISO 8601, or @seconds since 1970", json_schema_extra={"pattern": f"^({TIME_PATTERN})$"}
+    )
+
+
+class RowsQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    start: Sequence = Field(description="First sequence")
+    end: Sequence = Field(description="The sequence behind the last one")
+    columns: str = Field(default="", description="Names with commas between them; all when empty")
+    headers: bool = Field(default=False, description="With the column headers")
+    lenient: bool = Field(
+        default=False, description="Leave out what is not kept any more instead of refusing"
+    )
+
+
+class Progress(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    partitions: Sequences = Field(
+        description="Everything below is settled for the group", json_schema_extra=SEQUENCES
+    )
+
+
+class NewProgress(Progress):
+    create: bool = Field(default=False, strict=True, description="Make the group if it is not there")
+    start: str = Field(
+        default="earliest",
+        description="Where a new group begins: earliest, latest, a sequence, a time",
+        json_schema_extra={"pattern": rf"^(|earliest|latest|[0-9]{{1,18}}|{TIME_PATTERN})$"},
+    )
+
+
+class StageQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    queue: str = Field(default="", description="Queue of the rows that name none")
+
+
+class Commit(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    stages: list[str] = Field(description="The stages of the batch, in this order", max_length=100_000)
+    rows: Annotated[int, Whole(0, MOST_SEQUENCE)] | None = Field(
+        default=None, description="How many rows these are: refused if they are not"
+    )
+
+
+# ---- what they are answered
+
+
+class PartitionOffsets(BaseModel):
+    partition: int
+    earliest: int = Field(description="Oldest sequence that is kept; `latest` when there is none")
+    latest: int = Field(description="Sequence of the next message that will be kept")
+    bytes: int = Field(description="Size of what is kept, about")
+
+
+class Offsets(BaseModel):
+    queue: str
+    dead_letters: bool = Field(description="Its rows have the columns of dead letters")
+    partitions: list[PartitionOffsets]
+
+
+class Floors(BaseModel):
+    partitions: dict[str, int] = Field(examples=[{"0": 120, "1": 95}])
+
+
+class Staged(BaseModel):
+    stage: str
+    rows: int
+    bytes: int
+
+
+class Committed(BaseModel):
+    committed: bool
+    rows: int
+    replayed: bool = Field(description="It was committed before, and is not stored again")
+
+
+class LastBatch(BaseModel):
+    last: int | None = Field(description="The last batch that was committed; null for none")
+
+
+class Dropped(BaseModel):
+    dropped: int = Field(description="Stages that were dropped")
+
+
+def _floors(found: dict[int, int]) -> Floors:
+    return Floors(partitions={str(number): seq for number, seq in sorted(found.items())})
+
+
+# ---- reading
+
+
+@router.get("/queues/{name}/offsets", response_model=Offsets, responses=answers(404, 409))
+async def offsets(request: Request, name: QueueName, query: Annotated[OffsetsQuery, Query()]) -> Offsets:
+    """How far each partition goes. With `after` and `wait`, answered as soon as one goes further than `after`."""
+    asking = asyncio.create_task(
+        ask(request, lambda service: service.bulk.offsets(name, query.after, query.wait), query.wait + 30.0)
+    )
+    closing = asyncio.create_task(door_of(request).closing.wait())
+    gone = asyncio.create_task(_until_gone(request.receive))
+    try:
+        await asyncio.wait([asking, closing, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not asking.done():
+            raise Stopping
+        found = await asking
+    finally:
+        for task in (asking, closing, gone):
+            task.cancel()
+    return Offsets(
+        queue=found.queue,
+        dead_letters=found.dead_letters,
+        partitions=[
+            PartitionOffsets(
+                partition=one.partition, earliest=one.earliest, latest=one.latest, bytes=one.bytes
+            )
+            for one in found.partitions
+        ],
+    )
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@router.get("/queues/{name}/offsets/at", response_model=Floors, responses=answers(404, 409))
+async def offsets_at(request: Request, name: QueueName, query: Annotated[TimeQuery, Query()]) -> Floors:
+    """The first sequence at or after a time, in each partition."""
+    return _floors(await ask(request, lambda service: service.bulk.offsets_at(name, query.time)))
+
+
+class ArrowStream(Response):
+    """The bytes of a range. On a plain connection the worker writes them by itself; the server then only begins and
+    ends the answer. Somebody who goes away ends the reading; a reading that fails cuts the connection, so that nobody
+    takes a part for the whole."""
+
+    media_type = ARROW
+
+    def __init__(self, reading: Reading | LocalReading, connection: Any, direct: bool) -> None:
+        super().__init__()
+        self._reading = reading
+        self._connection = connection
+        self._direct = direct
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.create_task(_until_gone(receive))
+        sending = asyncio.create_task(self._send(send))
+        try:
+            await asyncio.wait([gone, sending], return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                fault = sending.exception()
+                if fault is not None:
+                    if not isinstance(fault, SluiceError):
+                        raise fault
+                    await self._cut_off()
+        finally:
+            for task in (gone, sending):
+                task.cancel()
+            await asyncio.wait([gone, sending])
+            await self._reading.close()
+
+    async def _send(self, send: Send) -> None:
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-type", ARROW.encode())]}
+        )
+        if self._direct:
+            while self._connection.transport.get_write_buffer_size():  # noqa: ASYNC110 nobody tells
+                await asyncio.sleep(0.001)
+        self._reading.go()
+        async for chunk in self._reading.chunks():
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _cut_off(self) -> None:
+        if self._connection is not None:
+            self._connection.transport.abort()
+            while not self._connection.cycle.disconnected:  # noqa: ASYNC110 the server would call it our fault
+                await asyncio.sleep(0.001)
+
+
+def plain_connection(connection: Any) -> int:
+    """The descriptor of a connection into which a worker can write; -1 for one with TLS, or a mere HEAD."""
+    if connection is None or connection.transport.get_extra_info("ssl_object") is not None:
+        return -1
+    if connection.scope["method"] != "GET" or connection.scope["http_version"] != "1.1":
+        return -1
+    line = connection.transport.get_extra_info("socket")
+    return -1 if line is None else int(line.fileno())
+
+
+ROWS_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Record batches of at most 8,192 rows or 8 MiB", "content": {ARROW: {}}},
+    **answers(404, 409, 410, 501),
+}
+
+
+@router.get(
+    "/queues/{name}/partitions/{partition}/rows",
+    response_class=Response,
+    responses=ROWS_ANSWERS,
+    dependencies=[Depends(arrow_is_here)],
+)
+async def read_rows(
+    request: Request, name: QueueName, partition: PartitionNumber, query: Annotated[RowsQuery, Query()]
+) -> Response:
+    """Every message of a partition that is kept from `start` on, before `end`, in order. Nothing is settled by it."""
+    door = door_of(request)
+    found = await ask(request, lambda service: service.bulk.offsets(name))
+    names = [one.strip() for one in query.columns.split(",") if one.strip()] or arrow.usual(
+        query.headers, found.dead_letters
+    )
+    wrong = [one for one in names if one not in arrow.ALL]
+    if wrong or len(set(names)) < len(names):
+        raise InvalidRequest(
+            f"columns names {wrong[0]!r}" if wrong else "columns names one twice",
+            f"Choose from {', '.join(arrow.ALL)}",
+        )
+
+    async def slices(at: int, most: int, most_bytes: int) -> bulk.Slice:
+        return await ask(
+            request,
+            lambda service: service.bulk.slice(
+                name, partition, at, query.end, query.lenient, most, most_bytes
+            ),
+        )
+
+    wanted = Range(found.queue, partition, query.start, max(query.start, query.end), names)
+    connection = request.scope.get(CONNECTION)
+    if door.workshop is None:
+        reading: Reading | LocalReading = LocalReading(wanted, slices)
+        await reading.open()
+        return ArrowStream(reading, connection, False)
+    reading = Reading(door.workshop, wanted, slices)
+    line = plain_connection(connection)
+    await reading.open(line)
+    return ArrowStream(reading, connection, line >= 0)
+
+
+# ---- progress
+
+
+@router.get("/queues/{name}/groups/{group}/progress", response_model=Floors, responses=answers(404, 409))
+async def progress(request: Request, name: QueueName, group: GroupName) -> Floors:
+    """How far a group has settled each partition."""
+    return _floors(await ask(request, lambda service: service.bulk.progress(name, group)))
+
+
+@router.put(
+    "/queues/{name}/groups/{group}/progress",
+    response_model=Floors,
+    responses=answers(404, 408, 409, 410, 413, 415),
+    **needs(Role.OPERATOR, "settle messages"),
+)
+async def set_progress(request: Request, name: QueueName, group: GroupName, told: NewProgress) -> Floors:
+    """Settle everything below these sequences for a group, never backwards. Answered when it is kept; refused while the
+    group has consumers over MQTT."""
+    return _floors(
+        await ask(
+            request,
+            lambda service: service.bulk.advance(name, group, told.partitions, told.create, told.start),
+            COMMIT_SECONDS,
+        )
+    )
+
+
+# ---- writing
+
+PUBLISHES: Final = needs(Role.OPERATOR, "publish in bulk")
+
+
+@router.post(
+    "/stages/{app}/{batch}",
+    response_model=Staged,
+    responses=answers(408, 409, 413, 415, 501),
+    dependencies=[*PUBLISHES["dependencies"], Depends(arrow_is_here)],
+    openapi_extra={**PUBLISHES["openapi_extra"], "requestBody": {"required": True, "content": {ARROW: {}}}},
+)
+async def stage(
+    request: Request, app: AppName, batch: BatchNumber, query: Annotated[StageQuery, Query()]
+) -> Staged:
+    """Bring rows of a batch, as an Arrow stream with a column value, and key, queue, headers, delay, priority and
+    message_id as you like. They are in no queue before the batch is committed."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != ARROW:
+        raise NotArrow(request.headers.get("content-type", ""))
+    upload = door_of(request).stages.begin(app, batch, plain_name(query.queue))
+    try:
+        await _receive(request, upload)
+        upload.end()
+        count = await asyncio.to_thread(rows.look_through, upload.stage)
+        done = upload.finish(count)
+    except BaseException:
+        upload.abandon()
+        raise
+    return Staged(stage=done.name, rows=done.rows, bytes=done.bytes)
+
+
+async def _receive(request: Request, upload: Upload) -> None:
+    """Read no faster than it is written: the sender waits."""
+    pieces = aiter(request.stream())
+    while True:
+        try:
+            async with asyncio.timeout(PIECE_SECONDS):
+                piece = await anext(pieces)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise BodyTooSlow(PIECE_SECONDS) from None
+        if piece:
+            upload.write(piece)
+
+
+@router.post(
+    "/stages/{app}/{batch}/commit",
+    response_model=Committed,
+    responses=answers(408, 409, 413, 415, 501),
+    **PUBLISHES,
+)
+async def commit(request: Request, app: AppName, batch: BatchNumber, told: Commit) -> Committed:
+    """Publish all rows of these stages in one step, which a crash leaves done or not done. A batch that is not newer
+    than the last one of its application was committed before: it is answered, and not stored again."""
+    stages = door_of(request).stages
+    last = await ask(request, lambda service: service.bulk.last_batch(app))
+    if last is not None and batch <= last:
+        answer = await ask(
+            request, lambda service: service.bulk.commit(bulk.Batch(app, batch, 0)), COMMIT_SECONDS
+        )
+        stages.drop(app, batch)
+        return Committed(committed=True, rows=answer.rows, replayed=True)
+    found = stages.find(app, batch, told.stages)
+    count = sum(one.rows for one in found)
+    if told.rows is not None and told.rows != count:
+        raise InvalidRequest(
+            f"the stages have {count} rows, and {told.rows} were told",
+            "Name every stage of the batch, each once",
+        )
+    runs: list[tuple[str, Any]] = []
+    if count:
+        await arrow_is_here()
+        names = await asyncio.to_thread(rows.queues_of, found)
+        targets = await ask(request, lambda service: service.bulk.targets(names))
+        runs = await asyncio.to_thread(rows.messages_of, found, targets, steady_time())
+    answer = await ask(
+        request, lambda service: service.bulk.commit(bulk.Batch(app, batch, count, runs)), COMMIT_SECONDS
+    )
+    stages.drop(app, batch)
+    return Committed(committed=True, rows=answer.rows, replayed=answer.replayed)
+
+
+@router.delete(
+    "/stages/{app}/{batch}",
+    response_model=Dropped,
+    responses=answers(408, 409, 413, 415),
+    **PUBLISHES,
+)
+async def abort(request: Request, app: AppName, batch: BatchNumber) -> Dropped:
+    """Drop what was staged of a batch. One that is committed stays so."""
+    return Dropped(dropped=door_of(request).stages.drop(app, batch))
+
+
+@router.get("/stages/{app}", response_model=LastBatch, responses=answers(409))
+async def last_batch(request: Request, app: AppName) -> LastBatch:
+    """The last batch of an application that was committed."""
+    return LastBatch(last=await ask(request, lambda service: service.bulk.last_batch(app)))

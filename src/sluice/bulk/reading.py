@@ -1,0 +1,374 @@
+"""Ranges for readers over HTTP: who builds them, and how the bytes get there.
+
+The door runs on a loop of its own, in the broker's process. For a store with files it leaves all the work to the worker
+process (`bulk/worker.py`): it asks the broker where messages are, slice by slice, and passes that on. What the worker
+makes goes through a socket into the answer, or, on a connection without TLS, straight into the client's own: then the
+broker's process never touches it. A store without files is read by the broker, and built here.
+
+The worker is started when somebody reads, ended when nobody has for a while, and started again when it has died. Its
+death is an error to those who were reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import sluice
+from sluice.bulk import words
+from sluice.bulk.arrow import BATCH_BYTES, BATCH_ROWS, END, Batches
+from sluice.errors import TooManyReaders, UnreadableMessage, WorkerLost
+from sluice.queues.compression import ZstdCodec
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS: Final = 60.0
+END_SECONDS: Final = 2.0  # what a worker may take to end
+AHEAD: Final = 2  # slices that the worker has while it works on one
+CHUNK_BYTES: Final = 1 << 18
+WAY_BYTES: Final = 1 << 20  # what lies between worker and answer, at most
+MOST_READERS: Final = 32  # at a time; each has some 20 MB in the worker
+MOST_TRIES: Final = 60  # a message that is being moved is there again within moments
+TRY_SECONDS: Final = 0.05
+
+
+class Slice(Protocol):
+    """A part of a range, as the broker tells it (`admin.bulk.Slice`)."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def places(self) -> bytes: ...
+    @property
+    def records(self) -> list[bytes | None]: ...
+    @property
+    def next(self) -> int: ...
+
+
+NextSlice = Callable[[int, int, int], Awaitable[Slice]]  # from, most rows, most bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    queue: str
+    partition: int
+    start: int
+    end: int
+    columns: list[str]
+
+
+class Worker:
+    """One process, and the line on which readers are handed to it."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.line = ours
+        try:
+            path = os.pathsep.join([str(Path(sluice.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "sluice.bulk.worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": path},
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+
+    def hand_over(self, line: socket.socket, way: int) -> None:
+        socket.send_fds(self.line, [b"r"], [line.fileno(), way])
+
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def end(self) -> None:
+        """Closing the line is enough; who does not hear it is killed. Blocks for moments."""
+        self.line.close()
+        try:
+            self.process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Workshop:
+    """The worker and its life. On the door's loop."""
+
+    def __init__(self, directory: str, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._directory = directory
+        self._idle_seconds = idle_seconds
+        self._worker: Worker | None = None
+        self._readers = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int:
+        """Of the worker's process; 0 when there is none."""
+        return self._worker.process.pid if self._worker is not None and self._worker.is_alive() else 0
+
+    def begin(self, wanted: Range, pid: int, way: int, chunked: bool) -> socket.socket:
+        """Hand a reader over; the line to its thread."""
+        if self._readers >= MOST_READERS:
+            raise TooManyReaders(MOST_READERS)
+        ours, theirs = socket.socketpair()
+        try:
+            for _ in range(2):
+                worker = self._ready_worker()
+                try:
+                    worker.hand_over(theirs, way)
+                    break
+                except OSError:
+                    self._let_go()  # it died a moment ago
+            else:
+                raise WorkerLost
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        asked = {
+            "directory": self._directory,
+            "queue": wanted.queue,
+            "partition": wanted.partition,
+            "pid": pid,
+            "columns": wanted.columns,
+            "chunked": chunked,
+        }
+        ours.send(words.said(words.REQUEST, json.dumps(asked).encode()))  # far less than a socket holds
+        self._readers += 1
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return ours
+
+    def finish(self) -> None:
+        """A reader is done."""
+        self._readers -= 1
+        if self._readers == 0 and not self._is_closed:
+            self._timer = asyncio.get_running_loop().call_later(self._idle_seconds, self._let_go)
+
+    def _ready_worker(self) -> Worker:
+        if self._is_closed:
+            raise WorkerLost
+        if self._worker is not None and not self._worker.is_alive():
+            log.warning(
+                "the bulk reader had died; another is started",
+                extra={"code": self._worker.process.returncode},
+            )
+            self._let_go()
+        if self._worker is None:
+            self._worker = Worker()
+        return self._worker
+
+    def _let_go(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.end()
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._let_go()
+
+
+class Reading:
+    """A range that the worker builds. `open` returns when the answer can begin, or refuses; after `go`, `chunks` are
+    its bytes. Where the worker writes into the connection by itself there are none, and they end when it has."""
+
+    def __init__(self, workshop: Workshop, wanted: Range, slices: NextSlice) -> None:
+        self._workshop = workshop
+        self._wanted = wanted
+        self._slices = slices
+        self._way: socket.socket | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._feeding: asyncio.Task[None] | None = None
+
+    async def open(self, connection: int = -1) -> None:
+        """`connection`: a descriptor of the client's own connection, for the worker to write to."""
+        first = await self._slices(self._wanted.start, BATCH_ROWS, BATCH_BYTES)
+        if connection >= 0:
+            line = self._workshop.begin(self._wanted, first.pid, connection, True)
+        else:
+            self._way, theirs = socket.socketpair()
+            with theirs:
+                for end in (self._way, theirs):
+                    end.setblocking(False)
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WAY_BYTES)
+                try:
+                    line = self._workshop.begin(self._wanted, first.pid, theirs.fileno(), False)
+                except BaseException:
+                    self._way.close()
+                    raise
+        try:
+            reader, self._writer = await asyncio.open_connection(sock=line)
+            ready = asyncio.get_running_loop().create_future()
+            self._feeding = asyncio.create_task(self._feed(first, reader, self._writer, ready))
+            await asyncio.wait([self._feeding, ready], return_when=asyncio.FIRST_COMPLETED)
+            if self._feeding.done():
+                self._feeding.result()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _feed(
+        self,
+        first: Slice,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        ready: asyncio.Future[None],
+    ) -> None:
+        """Tell the worker where messages are, a little ahead of it, until it has sent the last."""
+        slice_: Slice | None = first
+        at, end = self._wanted.start, self._wanted.end
+        ahead = tries = 0
+        lost = -1
+        while True:
+            while ahead < AHEAD and at < end:
+                slice_ = slice_ or await self._slices(at, BATCH_ROWS, BATCH_BYTES)
+                if slice_.places:
+                    writer.write(words.said(words.PLACES, slice_.places))
+                    await writer.drain()
+                    ahead += 1
+                at, slice_ = max(slice_.next, at + 1), None
+            if ahead == 0:
+                break
+            answer = await self._answer(reader, ready)
+            if "missing" not in answer:
+                ahead -= 1
+                continue
+            # It was moved or let go between being asked for and being read: where is it now?
+            tries = tries + 1 if answer["missing"] == lost else 0
+            at = lost = answer["missing"]
+            ahead = 0
+            if tries >= MOST_TRIES:
+                raise UnreadableMessage(self._wanted.queue, self._wanted.partition, lost)
+            await asyncio.sleep(TRY_SECONDS if tries else 0.0)
+            writer.write(words.said(words.AGAIN))
+        writer.write(words.said(words.END))
+        while "is_ended" not in await self._answer(reader, ready):
+            pass
+
+    async def _answer(self, reader: asyncio.StreamReader, ready: asyncio.Future[None]) -> dict[str, Any]:
+        while True:
+            try:
+                line = await reader.readline()
+            except OSError:
+                line = b""
+            if not line.endswith(b"\n"):
+                raise WorkerLost
+            answer: dict[str, Any] = json.loads(line)
+            if "fault" in answer:
+                log.error("the bulk reader failed", extra={"fault": answer["fault"]})
+                raise WorkerLost
+            if "is_ready" not in answer:
+                return answer
+            if not ready.done():
+                ready.set_result(None)
+
+    def go(self) -> None:
+        """The answer has begun."""
+        assert self._writer is not None
+        self._writer.write(words.said(words.GO))
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        assert self._feeding is not None
+        if self._way is not None:
+            loop = asyncio.get_running_loop()
+            while True:
+                data = await loop.sock_recv(self._way, CHUNK_BYTES)
+                if not data:
+                    break
+                yield data
+        await self._feeding
+
+    async def close(self) -> None:
+        """The end, wherever it stands: the worker sees that nobody reads any more."""
+        if self._feeding is not None:
+            self._feeding.cancel()
+            await asyncio.wait([self._feeding])
+            if not self._feeding.cancelled():
+                self._feeding.exception()  # somebody was told, or has gone
+        if self._writer is not None:
+            self._writer.close()
+        if self._way is not None:
+            self._way.close()
+        self._workshop.finish()
+
+
+class LocalReading:
+    """A range of a store without files: the broker reads the records, and they are built here, in a thread."""
+
+    def __init__(self, wanted: Range, slices: NextSlice) -> None:
+        self._wanted = wanted
+        self._slices = slices
+        self._batches: Batches | None = None
+        self._first: list[bytes] = []
+        self._at = wanted.start
+
+    async def open(self, connection: int = -1) -> None:
+        self._first = [await self._next()]
+
+    async def _next(self) -> bytes:
+        """The bytes of the next batch or more; none at the end."""
+        tries = 0
+        while self._at < self._wanted.end:
+            found = await self._slices(self._at, BATCH_ROWS, BATCH_BYTES)
+            built, reached = await asyncio.to_thread(self._build, found)
+            tries = tries + 1 if reached == self._at and reached < found.next else 0
+            if tries >= MOST_TRIES:
+                raise UnreadableMessage(self._wanted.queue, self._wanted.partition, reached)
+            self._at = reached if reached < found.next else max(found.next, self._at + 1)
+            if built:
+                return built
+            await asyncio.sleep(TRY_SECONDS if tries else 0.0)
+        return b""
+
+    def _build(self, found: Slice) -> tuple[bytes, int]:
+        """The batches of a slice, and how far they go."""
+        wanted = self._wanted
+        parts: list[bytes | memoryview] = []
+        if self._batches is None:
+            self._batches = Batches(wanted.columns, wanted.queue, found.pid, wanted.partition, ZstdCodec())
+        batches = self._batches
+        reached = found.next
+        for nth, record in enumerate(found.records):
+            seq, _, size = words.PLACE.unpack_from(found.places, nth * words.PLACE.size)
+            if record is None or not batches.columns.add(record, 0, size, seq):
+                reached = seq
+                break
+            if batches.columns.bytes >= BATCH_BYTES:
+                parts.append(batches.take())
+        if batches.columns.rows:
+            parts.append(batches.take())
+        return b"".join(parts), reached
+
+    def go(self) -> None:
+        pass
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        if self._batches is None:  # an empty range has a schema as well
+            wanted = self._wanted
+            self._batches = Batches(wanted.columns, wanted.queue, 0, wanted.partition, ZstdCodec())
+        yield self._batches.head()
+        part = self._first.pop()
+        while part:
+            yield part
+            part = await self._next()
+        yield END
+
+    async def close(self) -> None:
+        pass

@@ -1,0 +1,162 @@
+"""Batches on their way in: what was sent and is not committed yet, in files, or in memory for a store without any.
+
+A stage is one Arrow stream, as it came. It waits for its commit, an abort, or the end of its time; a start finds
+nothing of it, because whoever had not heard of a commit sends again. It lives on the door's loop and touches no
+queue.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Final
+
+from sluice.errors import BatchTooLarge, StagesFull, StaleBatch
+
+FOLDER: Final = "bulk/stages"
+
+
+class Stage:
+    def __init__(self, name: str, app: str, batch: int, queue: str, path: Path | None) -> None:
+        self.name = name
+        self.app = app
+        self.batch = batch
+        self.queue = queue  # of rows that name none
+        self.path = path
+        self.data = b""  # without a path
+        self.rows = 0
+        self.bytes = 0
+        self.since = 0.0
+        self.is_whole = False
+        self.is_dropped = False
+
+
+class Upload:
+    """A stage that is being received."""
+
+    def __init__(self, stages: Stages, stage: Stage) -> None:
+        self.stage = stage
+        self._stages = stages
+        self._file: IO[bytes] = BytesIO() if stage.path is None else stage.path.open("xb")
+
+    def write(self, data: bytes) -> None:
+        """Into the page cache, or memory: a sync would promise what no commit relies on."""
+        self._stages.check(self.stage, len(data))
+        self._file.write(data)
+        self.stage.bytes += len(data)
+        self._stages.bytes += len(data)
+
+    def end(self) -> None:
+        if isinstance(self._file, BytesIO):
+            self.stage.data = self._file.getvalue()
+        self._file.close()
+
+    def finish(self, rows: int) -> Stage:
+        """It is whole, and was looked through."""
+        self.stage.rows = rows
+        self.stage.is_whole = True
+        return self.stage
+
+    def abandon(self) -> None:
+        self._file.close()
+        self._stages.drop_one(self.stage)
+
+
+class Stages:
+    """`data` is the directory of the store, None for one in memory. `max_batch_bytes` bounds what one commit may bring,
+    `max_bytes` all stages together, `seconds` how long one waits."""
+
+    def __init__(
+        self,
+        data: Path | None,
+        max_batch_bytes: int,
+        max_bytes: int,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = None if data is None else data / FOLDER
+        self.max_batch_bytes = max_batch_bytes
+        self._max_bytes = max_bytes
+        self._seconds = seconds
+        self._clock = clock
+        self._stages: dict[str, Stage] = {}
+        self.bytes = 0
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def begin(self, app: str, batch: int, queue: str) -> Upload:
+        self.drop_old()
+        name = secrets.token_hex(8)
+        path = None
+        if self._folder is not None:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path = self._folder / f"{name}.arrow"
+        stage = Stage(name, app, batch, queue, path)
+        stage.since = self._clock()
+        self._stages[name] = stage
+        try:
+            return Upload(self, stage)
+        except OSError:
+            del self._stages[name]
+            raise
+
+    def check(self, stage: Stage, more: int) -> None:
+        if stage.bytes + more > self.max_batch_bytes:
+            raise BatchTooLarge(stage.app, stage.batch, stage.bytes + more, self.max_batch_bytes)
+        if self.bytes + more > self._max_bytes:
+            self.drop_old()
+            if self.bytes + more > self._max_bytes:
+                raise StagesFull(self._max_bytes)
+        if stage.is_dropped:
+            raise StaleBatch(stage.app, stage.batch, "it was aborted while it came in")
+        stage.since = self._clock()
+
+    def find(self, app: str, batch: int, names: list[str]) -> list[Stage]:
+        """The stages of a batch that is to be committed, in this order."""
+        self.drop_old()
+        found: list[Stage] = []
+        for name in names:
+            stage = self._stages.get(name)
+            if stage is None or not stage.is_whole or (stage.app, stage.batch) != (app, batch):
+                raise StaleBatch(app, batch, f"stage {name!r} is not there")
+            found.append(stage)
+        size = sum(stage.bytes for stage in found)
+        if size > self.max_batch_bytes:
+            raise BatchTooLarge(app, batch, size, self.max_batch_bytes)
+        return found
+
+    def drop(self, app: str, batch: int) -> int:
+        """Everything of a batch; how many stages that were."""
+        mine = [stage for stage in self._stages.values() if (stage.app, stage.batch) == (app, batch)]
+        for stage in mine:
+            self.drop_one(stage)
+        return len(mine)
+
+    def drop_one(self, stage: Stage) -> None:
+        if self._stages.pop(stage.name, None) is None:
+            return
+        stage.is_dropped = True
+        stage.data = b""
+        self.bytes -= stage.bytes
+        if stage.path is not None:
+            stage.path.unlink(missing_ok=True)  # who reads it right now goes on reading
+
+    def drop_old(self) -> None:
+        late = self._clock() - self._seconds
+        for stage in [one for one in self._stages.values() if one.since < late]:
+            self.drop_one(stage)
+
+    def close(self) -> None:
+        for stage in list(self._stages.values()):
+            self.drop_one(stage)
+        if self._folder is not None and self._folder.is_dir():
+            shutil.rmtree(self._folder, ignore_errors=True)
+            try:
+                os.rmdir(self._folder.parent)
+            except OSError:
+                pass  # something else is in it

@@ -1,0 +1,247 @@
+"""The process that reads: ranges of the log become Arrow here, with an interpreter lock of its own.
+
+It is started by the HTTP door (`bulk/reading.py`) when somebody reads, and ends when the door closes its line or dies.
+It is told where messages are and opens the segments read-only by itself; it decides nothing, keeps nothing, and
+whatever becomes of it, the broker loses nothing by it. Each reader is a thread and two sockets:
+
+    the line    the door says:  a request, then places, `go`, `again`, `end` (bulk/words.py)
+                it answers:     ready, done, missing <seq>, ended, fault <text>: one line of JSON each
+    the way     the bytes of the Arrow stream: to the door, or straight into the client's own connection (`chunked`)
+
+A reader that is slow fills its way, and its thread waits: nothing is read ahead for it but one batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from contextlib import suppress
+from mmap import ACCESS_READ, mmap
+from typing import Any, Final
+
+from sluice.bulk import words
+from sluice.bulk.arrow import BATCH_BYTES, BATCH_ROWS, END, Batches
+from sluice.bulk.columns import PLACE_BYTES
+from sluice.bulk.words import HEAD, PLACE
+from sluice.queues.compression import ZstdCodec
+from sluice.store.embedded.layout import log_name
+
+OPEN_FILES: Final = 4
+NICE: Final = 15  # messages go first: of a core that the broker could fill, three hundredths
+STALL_SECONDS: Final = 900
+PIECE_BYTES: Final = 1 << 16  # written at once: who copies more in the kernel keeps others off the core
+
+
+class Gone(Exception):
+    """Whoever reads has gone."""
+
+
+class Line:
+    """Commands in, answers out."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._input = line.makefile("rb")
+        self.fd = line.fileno()
+
+    def next(self) -> tuple[bytes, bytes]:
+        head = self._input.read(HEAD.size)
+        if len(head) < HEAD.size:
+            raise Gone
+        kind, size = HEAD.unpack(head)
+        body = self._input.read(size)
+        if len(body) < size:
+            raise Gone
+        return kind, body
+
+    def tell(self, **facts: Any) -> None:
+        try:
+            self._line.sendall(json.dumps(facts).encode() + b"\n")
+        except OSError:
+            raise Gone from None
+
+
+class Way:
+    """Bytes out, as fast as the other side takes them. `chunked`: in the chunks of HTTP/1.1. Who takes none for long
+    has gone, and so has one whose door has closed the line, whatever becomes of the connection."""
+
+    def __init__(self, fd: int, line_fd: int, chunked: bool) -> None:
+        self._fd = fd
+        self._line_fd = line_fd
+        self._chunked = chunked
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+        self._poll.register(line_fd, 0)  # a hang-up is told without being asked for
+
+    def write(self, data: bytes | memoryview) -> None:
+        whole = memoryview(data)
+        parts = [whole[at : at + PIECE_BYTES] for at in range(0, len(whole), PIECE_BYTES)]
+        if self._chunked:
+            parts = [memoryview(b"%x\r\n" % len(whole)), *parts, memoryview(b"\r\n")]
+        while parts:
+            try:
+                sent = os.writev(self._fd, parts[:2])
+            except BlockingIOError:
+                ready = self._poll.poll(STALL_SECONDS * 1000)
+                if not ready or any(fd == self._line_fd for fd, _ in ready):
+                    raise Gone from None
+                continue
+            except OSError:
+                raise Gone from None
+            while parts and sent >= len(parts[0]):
+                sent -= len(parts.pop(0))
+            if sent:
+                parts[0] = parts[0][sent:]
+
+
+class Segments:
+    """Logs, mapped when they are needed. One that was given back stays readable for whoever has it mapped. The broker
+    maps nothing, because a page that must be fetched would hold its interpreter; here only this reader waits."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._mapped: dict[int, mmap] = {}
+
+    def map(self, segment: int, end: int) -> mmap | None:
+        """The map of a log that reaches to `end`; None where there is no such log, or it does not."""
+        mapped = self._mapped.pop(segment, None)
+        if mapped is not None and len(mapped) < end:
+            mapped.close()
+            mapped = None
+        if mapped is None:
+            try:
+                fd = os.open(f"{self._directory}/{log_name(segment)}", os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
+            try:
+                if os.fstat(fd).st_size < end:
+                    return None
+                mapped = mmap(fd, 0, access=ACCESS_READ)
+            finally:
+                os.close(fd)
+            if len(self._mapped) >= OPEN_FILES:
+                self._mapped.pop(next(iter(self._mapped))).close()
+        self._mapped[segment] = mapped
+        return mapped
+
+    def close(self) -> None:
+        for mapped in self._mapped.values():
+            mapped.close()
+
+
+class Reading:
+    """One reader's range, from its request to its end."""
+
+    def __init__(self, line: Line, way_fd: int) -> None:
+        self._line = line
+        self._way_fd = way_fd
+        self._ahead: deque[tuple[bytes, bytes]] = deque()
+        self._is_begun = False
+
+    def run(self) -> None:
+        kind, body = self._line.next()
+        assert kind == words.REQUEST
+        asked = json.loads(body)
+        self._way = Way(self._way_fd, self._line.fd, asked["chunked"])
+        self._batches = Batches(
+            asked["columns"], asked["queue"], asked["pid"], asked["partition"], ZstdCodec()
+        )
+        self._segments = Segments(asked["directory"])
+        skips = False  # until `again`: the rows that follow one that was missing are asked for anew
+        try:
+            while True:
+                kind, body = self._ahead.popleft() if self._ahead else self._line.next()
+                if kind == words.AGAIN:
+                    skips = False
+                elif kind == words.END:
+                    self._begin()
+                    self._way.write(END)
+                    self._line.tell(is_ended=True)
+                    return
+                elif kind == words.PLACES and not skips:
+                    missing = self._read(body)
+                    if missing < 0:
+                        self._line.tell(is_done=True)
+                    else:
+                        skips = True
+                        self._line.tell(missing=missing)
+        finally:
+            self._segments.close()
+
+    def _begin(self) -> None:
+        """There is something to send: the answer may begin, and does when the door says so."""
+        if self._is_begun:
+            return
+        self._is_begun = True
+        self._line.tell(is_ready=True)
+        while True:
+            kind, body = self._line.next()
+            if kind == words.GO:
+                break
+            self._ahead.append((kind, body))
+        self._way.write(self._batches.head())
+
+    def _read(self, places: bytes) -> int:
+        """Send the rows of one slice; the first that is not where it should be, or -1."""
+        columns = self._batches.columns
+        count = len(places) // PLACE_BYTES
+        nth = 0
+        while nth < count:
+            seq, address, size = PLACE.unpack_from(places, nth * PLACE_BYTES)
+            mapped = self._segments.map(address >> 32, (address & 0xFFFF_FFFF) + size)
+            if mapped is None:
+                self._send()
+                return int(seq)
+            columns.missing = False
+            before, nth = nth, columns.add_mapped(mapped, places, nth, BATCH_ROWS, BATCH_BYTES)
+            if columns.missing and nth == before:
+                self._send()
+                return int(seq)
+            # Else the batch is full, the segment is another one, or the map ends before what was written since.
+            if columns.rows >= BATCH_ROWS or columns.bytes >= BATCH_BYTES:
+                self._send()
+        self._send()
+        return -1
+
+    def _send(self) -> None:
+        if self._batches.columns.rows:
+            batch = self._batches.take()
+            self._begin()
+            self._way.write(batch)
+
+
+def serve(fds: list[int]) -> None:
+    line = socket.socket(fileno=fds[0])
+    try:
+        teller = Line(line)
+        try:
+            Reading(teller, fds[1]).run()
+        except Gone:
+            pass
+        except Exception as fault:
+            with suppress(Gone):
+                teller.tell(fault=f"{type(fault).__name__}: {fault}")
+    finally:
+        line.close()
+        os.close(fds[1])
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the broker, which closes the line
+    os.nice(NICE)
+    home = socket.socket(fileno=int(sys.argv[1]))
+    while True:
+        data, fds, _, _ = socket.recv_fds(home, 1, 2)
+        if not data:
+            os._exit(0)  # the door is closed: whoever still waits to write waits in vain
+        threading.Thread(target=serve, args=(fds,), daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

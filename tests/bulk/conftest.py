@@ -1,0 +1,133 @@
+"""A real broker and the bulk door over a socket, on both stores; each test has queues of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from itertools import count
+from typing import Any
+
+import aiomqtt
+import httpx
+import pyarrow as pa
+import pytest
+
+from tests.admin.living import Worker, publish
+from tests.brokers import Broker, StartBroker
+
+ARROW = {"Content-Type": "application/vnd.apache.arrow.stream"}
+CONFIG = """
+[bulk]
+max_batch_bytes = 4_000_000
+max_stage_bytes = 10_000_000
+"""
+_names = count(1)
+
+
+def arrow_body(table: pa.Table, batch_rows: int = 1000) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, batch_rows)
+    return bytes(sink.getvalue())
+
+
+def read_arrow(data: bytes) -> pa.Table:
+    table = pa.ipc.open_stream(data).read_all()
+    table.validate(full=True)
+    return table
+
+
+class BulkHouse:
+    """The door, and what a test says to it."""
+
+    def __init__(self, broker: Broker, queue: str) -> None:
+        self.broker = broker
+        self.queue = queue
+        self.root = f"http://{broker.address('http')}"
+        self.api = httpx.AsyncClient(base_url=f"{self.root}/api/v1", timeout=30)
+
+    async def ok(self, method: str, path: str, **how: Any) -> Any:
+        answer = await self.api.request(method, path, **how)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    async def no(self, status: int, error: str, method: str, path: str, **how: Any) -> dict[str, Any]:
+        answer = await self.api.request(method, path, **how)
+        assert answer.status_code == status, answer.text
+        told: dict[str, Any] = answer.json()
+        assert told["error"] == error, told
+        assert told["message"]
+        assert told["do"]
+        return told
+
+    async def make(self, **config: Any) -> None:
+        await self.ok("POST", "/queues", json={"name": self.queue, "partitions": 1, **config})
+
+    async def publish(self, payload: str, **more: Any) -> None:
+        await self.ok("POST", f"/queues/{self.queue}/messages", json={"payload": payload, **more})
+
+    async def fill(self, table: pa.Table, batch: int = 0, app: str = "") -> dict[str, Any]:
+        """Stage and commit."""
+        app = app or f"fill-{self.queue}"
+        stage = await self.stage(table, batch, app)
+        body = {"stages": [stage["stage"]], "rows": table.num_rows}
+        return await self.ok("POST", f"/bulk/stages/{app}/{batch}/commit", json=body)
+
+    async def stage(self, table: pa.Table, batch: int, app: str) -> dict[str, Any]:
+        return await self.ok(
+            "POST",
+            f"/bulk/stages/{app}/{batch}?queue={self.queue}",
+            content=arrow_body(table),
+            headers=ARROW,
+        )
+
+    async def offsets(self) -> list[dict[str, int]]:
+        return (await self.ok("GET", f"/bulk/queues/{self.queue}/offsets"))["partitions"]
+
+    async def rows(self, partition: int = 0, queue: str = "", **query: Any) -> pa.Table:
+        """A range, the whole partition unless told."""
+        name = queue or self.queue
+        if "end" not in query:
+            [one] = [
+                one
+                for one in (await self.ok("GET", f"/bulk/queues/{name}/offsets"))["partitions"]
+                if one["partition"] == partition
+            ]
+            query = {"start": one["earliest"], "end": one["latest"], **query}
+        answer = await self.api.get(f"/bulk/queues/{name}/partitions/{partition}/rows", params=query)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"] == ARROW["Content-Type"]
+        return read_arrow(answer.content)
+
+    def client(self, name: str) -> aiomqtt.Client:
+        mqtt = self.broker.mqtt
+        return aiomqtt.Client(mqtt.host, mqtt.port, identifier=name, protocol=aiomqtt.ProtocolVersion.V5)
+
+    async def reject(self, payload: bytes, **wishes: str) -> None:
+        """Publish, and let a worker of group w reject it."""
+        async with self.client(f"w-{self.queue}") as client:
+            worker = Worker(client, self.queue)
+            await worker.join(consumer_group="w")
+            await publish(client, self.queue, payload, **wishes)
+            await worker.settle("reject", await worker.next(), description="no good")
+
+
+@pytest.fixture(scope="module", params=["embedded", "memory"])
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    broker = Broker(tmp_path_factory.mktemp("broker"), CONFIG, ["--store", request.param], {})
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+async def house(running: Broker) -> AsyncIterator[BulkHouse]:
+    house = BulkHouse(running, f"q{next(_names)}")
+    yield house
+    await house.api.aclose()
+
+
+@pytest.fixture
+async def own_house(start_broker: StartBroker) -> AsyncIterator[BulkHouse]:
+    """A broker for one test alone, on disk."""
+    house = BulkHouse(start_broker(config=CONFIG), f"q{next(_names)}")
+    yield house
+    await house.api.aclose()

@@ -1,0 +1,107 @@
+"""Who may use the bulk door, how it is described, and what it says without pyarrow."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import AsyncIterator
+
+import pyarrow as pa
+import pytest
+
+from sluice.access.identity import Keyring
+from sluice.bulk.stages import Stages
+from sluice.errors import StaleBatch
+from tests.admin.rest.conftest import Door, Tokens, opened
+from tests.bulk.conftest import ARROW, arrow_body
+
+BODY = arrow_body(pa.table({"value": ["a"]}))
+
+
+@pytest.fixture
+async def door() -> AsyncIterator[Door]:
+    async with opened(Keyring(Tokens())) as door:
+        answer = await door.api.post("/queues", json={"name": "q", "partitions": 1}, headers=token("admin"))
+        assert answer.status_code == 201
+        yield door
+
+
+def token(role: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {role}"}
+
+
+READS = [
+    "/bulk/queues/q/offsets",
+    "/bulk/queues/q/offsets/at?time=@1",
+    "/bulk/queues/q/partitions/0/rows?start=0&end=0",
+    "/bulk/stages/app",
+]
+
+
+async def test_a_viewer_reads_and_does_not_write(door: Door) -> None:
+    for path in READS:
+        assert (await door.api.get(path)).status_code == 401
+        assert (await door.api.get(path, headers=token("viewer"))).status_code == 200, path
+    viewer = token("viewer")
+    for answer in (
+        await door.api.put("/bulk/queues/q/groups/g/progress", json={"partitions": {}}, headers=viewer),
+        await door.api.post("/bulk/stages/app/0?queue=q", content=BODY, headers={**ARROW, **viewer}),
+        await door.api.post("/bulk/stages/app/0/commit", json={"stages": []}, headers=viewer),
+        await door.api.delete("/bulk/stages/app/0", headers=viewer),
+    ):
+        assert (answer.status_code, answer.json()["error"]) == (403, "not_allowed")
+
+
+async def test_an_operator_writes_and_commits(door: Door) -> None:
+    operator = token("operator")
+    answer = await door.api.post("/bulk/stages/app/0?queue=q", content=BODY, headers={**ARROW, **operator})
+    assert answer.status_code == 200, answer.text
+    stage = answer.json()["stage"]
+    answer = await door.api.post("/bulk/stages/app/0/commit", json={"stages": [stage]}, headers=operator)
+    assert answer.json() == {"committed": True, "rows": 1, "replayed": False}
+    told = {"partitions": {"0": 1}, "create": True}
+    answer = await door.api.put("/bulk/queues/q/groups/g/progress", json=told, headers=operator)
+    assert answer.json() == {"partitions": {"0": 1}}
+
+
+async def test_every_answer_is_described(door: Door) -> None:
+    description = (await door.web.get("/openapi.json")).json()
+    paths = {path: found for path, found in description["paths"].items() if path.startswith("/api/v1/bulk/")}
+    assert len(paths) == 7
+    rows = paths["/api/v1/bulk/queues/{name}/partitions/{partition}/rows"]["get"]["responses"]
+    assert {"200", "400", "401", "403", "404", "409", "410", "501", "503"} == set(rows)
+    assert list(rows["200"]["content"]) == [ARROW["Content-Type"]]
+    staging = paths["/api/v1/bulk/stages/{app}/{batch}"]["post"]
+    assert list(staging["requestBody"]["content"]) == [ARROW["Content-Type"]]
+    assert staging["x-role"] == "operator"
+
+
+async def test_without_pyarrow_the_door_says_what_to_install(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr("sluice.bulk.arrow.find_spec", lambda name: None if name == "pyarrow" else find(name))
+    for answer in (
+        await door.api.get("/bulk/queues/q/partitions/0/rows?start=0&end=0", headers=token("viewer")),
+        await door.api.post(
+            "/bulk/stages/app/0?queue=q", content=BODY, headers={**ARROW, **token("operator")}
+        ),
+    ):
+        assert answer.status_code == 501
+        assert answer.json()["error"] == "no_arrow"
+        assert answer.json()["do"] == "pip install 'sluice[spark]'"
+    assert (await door.api.get("/bulk/queues/q/offsets", headers=token("viewer"))).status_code == 200
+
+
+def test_a_stage_ends_with_its_time() -> None:
+    now = [0.0]
+    stages = Stages(None, 1000, 1000, 60.0, lambda: now[0])
+    upload = stages.begin("app", 0, "q")
+    upload.write(b"x" * 100)
+    upload.end()
+    stage = upload.finish(1)
+    now[0] = 59.0
+    assert stages.find("app", 0, [stage.name]) == [stage]
+    now[0] = 61.0
+    with pytest.raises(StaleBatch):
+        stages.find("app", 0, [stage.name])
+    assert stages.bytes == 0

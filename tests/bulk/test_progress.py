@@ -1,0 +1,117 @@
+"""Progress of a group that reads in bulk: it settles, and what every group has settled is let go."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from tests.admin.living import Worker
+from tests.bulk.conftest import BulkHouse
+
+
+def progress(house: BulkHouse, group: str = "spark") -> str:
+    return f"/bulk/queues/{house.queue}/groups/{group}/progress"
+
+
+def numbers(count: int) -> pa.Table:
+    return pa.table(
+        {"value": [b"%d" % nth for nth in range(count)], "key": [b"%d" % nth for nth in range(count)]}
+    )
+
+
+async def test_a_group_is_made_at_the_earliest_and_holds_back_what_it_has_not_settled(
+    house: BulkHouse,
+) -> None:
+    await house.make()
+    await house.fill(numbers(100))
+    made = await house.ok("PUT", progress(house), json={"partitions": {}, "create": True})
+    assert made == {"partitions": {"0": 0}}
+    assert await house.ok("GET", progress(house)) == made
+    [group] = await house.ok("GET", f"/queues/{house.queue}/groups")
+    assert (group["name"], group["lag"]) == ("spark", 100)
+    moved = await house.ok("PUT", progress(house), json={"partitions": {"0": 60}})
+    assert moved == {"partitions": {"0": 60}}
+    [group] = await house.ok("GET", f"/queues/{house.queue}/groups")
+    assert (group["lag"], group["ledger"]["acked"]) == (40, 60)
+    [offsets] = await house.offsets()
+    assert (offsets["earliest"], offsets["latest"]) == (60, 100)
+    assert (await house.ok("GET", f"/queues/{house.queue}/stats"))["depth"] == 40
+    assert await house.ok("GET", "/verify") == []
+
+
+async def test_progress_never_goes_backwards(house: BulkHouse) -> None:
+    await house.make()
+    await house.fill(numbers(10))
+    await house.ok("PUT", progress(house), json={"partitions": {"0": 7}, "create": True})
+    assert await house.ok("PUT", progress(house), json={"partitions": {"0": 3}}) == {"partitions": {"0": 7}}
+
+
+async def test_lag_follows_in_the_metrics(house: BulkHouse) -> None:
+    await house.make()
+    await house.fill(numbers(10))
+    await house.ok("PUT", progress(house), json={"partitions": {"0": 7}, "create": True})
+    page = (await house.api.get(f"{house.root}/metrics")).text
+    lines = [
+        line for line in page.splitlines() if line.startswith("mqtt_queue_lag") and f'"{house.queue}"' in line
+    ]
+    assert [line.rsplit(" ", 1)[1] for line in lines] in (["3.0"], ["3"])
+
+
+async def test_a_group_can_begin_at_the_end(house: BulkHouse) -> None:
+    await house.make()
+    await house.fill(numbers(10))
+    body = {"partitions": {}, "create": True, "start": "latest"}
+    assert await house.ok("PUT", progress(house), json=body) == {"partitions": {"0": 10}}
+
+
+async def test_a_group_with_consumers_over_mqtt_is_left_alone(house: BulkHouse) -> None:
+    await house.make()
+    await house.fill(numbers(10))
+    async with house.client(f"live-{house.queue}") as client:
+        await Worker(client, house.queue).join(consumer_group="spark")
+        told = await house.no(409, "in_use", "PUT", progress(house), json={"partitions": {"0": 5}})
+        assert "group of its own" in told["do"]
+
+
+async def test_refusals_of_progress(house: BulkHouse) -> None:
+    await house.make()
+    await house.fill(numbers(10))
+    await house.no(404, "unknown_group", "PUT", progress(house), json={"partitions": {"0": 5}})
+    create = {"partitions": {"0": 11}, "create": True}
+    await house.no(410, "out_of_range", "PUT", progress(house), json=create)
+    await house.no(404, "unknown_group", "GET", progress(house))  # nothing was made
+    create = {"partitions": {"7": 1}, "create": True}
+    await house.no(404, "unknown_partition", "PUT", progress(house), json=create)
+    create = {"partitions": {"zero": 1}, "create": True}
+    await house.no(400, "invalid_request", "PUT", progress(house), json=create)
+    await house.no(404, "unknown_queue", "PUT", "/bulk/queues/nix/groups/g/progress", json={"partitions": {}})
+    bad: dict[str, object] = {"partitions": {}, "start": "yesterday"}
+    await house.no(400, "invalid_queue_config", "PUT", progress(house), json=bad)
+    bad = {"partitions": {}, "create": True}
+    await house.no(400, "invalid_queue_config", "PUT", progress(house, "a%2Fb"), json=bad)
+
+
+async def test_progress_survives_a_kill(own_house: BulkHouse) -> None:
+    house = own_house
+    await house.make()
+    await house.fill(numbers(1000))
+    await house.ok("PUT", progress(house), json={"partitions": {"0": 600}, "create": True})
+    again = restarted(house)
+    assert await again.ok("GET", progress(again)) == {"partitions": {"0": 600}}
+    [offsets] = await again.offsets()
+    assert (offsets["earliest"], offsets["latest"]) == (600, 1000)
+    assert (await again.rows()).num_rows == 400
+    await stopped(again)
+
+
+def restarted(house: BulkHouse) -> BulkHouse:
+    """kill -9, and another broker in the same folder."""
+    from tests.brokers import Broker
+    from tests.bulk.conftest import CONFIG
+
+    house.broker.kill()
+    return BulkHouse(Broker(house.broker.folder, CONFIG, (), {}), house.queue)
+
+
+async def stopped(house: BulkHouse) -> None:
+    await house.api.aclose()
+    house.broker.stop()

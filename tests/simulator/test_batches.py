@@ -1,0 +1,102 @@
+"""The simulator with batches: frames that are held over several turns while everything else happens, and crashes."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import pytest
+
+from sluice.queues.batches import note_batch
+from tests.simulator.oracle import Violation
+from tests.simulator.world import World
+
+APP = "spark"
+
+
+class Batch:
+    def __init__(self, number: int, frame: int) -> None:
+        self.number = number
+        self.frame = frame
+        self.places: list[tuple[int, int]] = []  # pid and sequence
+
+
+class WorldWithBatches(World):
+    def __init__(self, seed: int, **fixed: Any) -> None:
+        self.dice = random.Random(seed)
+        self.batches: list[Batch] = []
+        super().__init__(seed, **fixed)
+
+    def step(self) -> None:
+        if self.dice.random() < 0.06:
+            self.engine.now = self.loop.now
+            self.batch()
+        super().step()
+
+    def batch(self) -> None:
+        """Some messages and a fence in one frame; others publish, take and settle in between, and the power may go."""
+        batch = Batch(len(self.batches) + 1, self.oracle.frame)
+        self.batches.append(batch)
+        self._say(f"batch {batch.number} begins, in frame {batch.frame}")
+        self.runner.hold()
+        note_batch(self.engine, APP, batch.number, 0)
+        for _ in range(self.dice.randrange(1, 6)):
+            before = {pid: int(one.next) for pid, one in self.engine.partitions.items()}
+            self.publish()
+            for pid, one in self.engine.partitions.items():
+                batch.places += [(pid, seq) for seq in range(before.get(pid, 0), int(one.next))]
+            if self.dice.random() < 0.5:
+                self.settle()
+            if self.dice.random() < 0.5:
+                self.runner.end_turn()
+                self._run_some()
+            if self.dice.random() < 0.05:
+                self._count("crashes within a batch")
+                self.acked_now = set()  # what the crash may take back
+                self.crash()
+                return
+            self.engine.now = self.loop.now
+        if self.oracle.frame != batch.frame:
+            raise Violation(f"batch {batch.number} is in two frames")
+        self.runner.release()
+        self._count("batches")
+        self._report(self.engine.alerts, self.engine.warnings)
+        self.engine.alerts = []
+        self.engine.warnings = []
+        self.check()
+
+    def _start_again(self) -> None:
+        super()._start_again()
+        fence = self.engine.batches.last(APP)
+        last = 0 if fence is None else int(fence.batch)
+        for batch in self.batches:
+            is_there = batch.number <= last
+            if batch.frame <= self.oracle.durable and not is_there and batch.number != self._broken():
+                raise Violation(f"batch {batch.number} was kept, and its fence is gone")
+            for pid, seq in batch.places:
+                partition = self.engine.partitions.get(pid)
+                if partition is not None and (partition.next > seq) != is_there:
+                    raise Violation(f"batch {batch.number}: fence {last}, and {pid}-{seq} says otherwise")
+        self.batches = [batch for batch in self.batches if batch.number <= last]
+        for batch in self.batches:
+            batch.places = []  # seen to be whole; from here on it is as any other
+
+    def _broken(self) -> int:
+        """The batch that the crash has interrupted."""
+        return self.batches[-1].number
+
+
+LONG = 40 if os.environ.get("SLUICE_LONG") else 1
+
+
+@pytest.mark.parametrize("seed", range(4 * LONG))
+def test_batches_are_whole_whatever_happens_meanwhile(seed: int) -> None:
+    world = WorldWithBatches(seed)
+    try:
+        for _ in range(500):
+            world.step()
+        world.come_to_rest()
+    except Exception as fault:
+        raise Violation(f"seed {seed}, step {world.steps}: {fault}\n" + "\n".join(world.log[-60:])) from fault
+    assert world.counts["batches"] > 10
