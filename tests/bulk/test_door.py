@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -104,4 +105,32 @@ def test_a_stage_ends_with_its_time() -> None:
     now[0] = 61.0
     with pytest.raises(StaleBatch):
         stages.find("app", 0, [stage.name])
+    assert stages.bytes == 0
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_a_stage_that_somebody_reads_is_given_back_when_he_is_done(in_files: bool, tmp_path: Path) -> None:
+    stages = Stages(tmp_path if in_files else None, 1000, 1000, 60.0)
+    upload = stages.begin("app", 0, "q")
+    upload.write(b"x" * 100)
+    upload.end()
+    stage = upload.finish(1)
+    with stages.reading([stage]):
+        assert stages.drop("app", 0) == 1
+        with pytest.raises(StaleBatch):
+            stages.find("app", 0, [stage.name])
+        assert (stage.path.read_bytes() if stage.path else stage.data) == b"x" * 100
+    assert stages.bytes == 0
+    assert stage.data == b"" and not (stage.path and stage.path.exists())
+
+
+def test_a_stage_that_is_aborted_while_it_is_looked_through_is_refused() -> None:
+    stages = Stages(None, 1000, 1000, 60.0)
+    upload = stages.begin("app", 0, "q")
+    with stages.reading([upload.stage]):
+        upload.write(b"x" * 100)
+        upload.end()
+        stages.drop("app", 0)
+        with pytest.raises(StaleBatch, match="aborted"):
+            upload.finish(1)
     assert stages.bytes == 0

@@ -11,7 +11,8 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Final
@@ -34,6 +35,7 @@ class Stage:
         self.since = 0.0
         self.is_whole = False
         self.is_dropped = False
+        self.readers = 0  # commits that are at it: it stays readable until they are done
 
 
 class Upload:
@@ -58,6 +60,7 @@ class Upload:
 
     def finish(self, rows: int) -> Stage:
         """It is whole, and was looked through."""
+        self._stages.check(self.stage, 0)
         self.stage.rows = rows
         self.stage.is_whole = True
         return self.stage
@@ -141,10 +144,27 @@ class Stages:
         if self._stages.pop(stage.name, None) is None:
             return
         stage.is_dropped = True
+        if not stage.readers:
+            self._give_back(stage)
+
+    @contextmanager
+    def reading(self, found: list[Stage]) -> Iterator[None]:
+        """Somebody else's commit or abort of the same batch takes nothing away from who reads it meanwhile."""
+        for stage in found:
+            stage.readers += 1
+        try:
+            yield
+        finally:
+            for stage in found:
+                stage.readers -= 1
+                if stage.is_dropped and not stage.readers:
+                    self._give_back(stage)
+
+    def _give_back(self, stage: Stage) -> None:
         stage.data = b""
         self.bytes -= stage.bytes
         if stage.path is not None:
-            stage.path.unlink(missing_ok=True)  # who reads it right now goes on reading
+            stage.path.unlink(missing_ok=True)
 
     def drop_old(self) -> None:
         late = self._clock() - self._seconds

@@ -428,15 +428,17 @@ async def stage(
     message_id as you like. They are in no queue before the batch is committed."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != ARROW:
         raise NotArrow(request.headers.get("content-type", ""))
-    upload = door_of(request).stages.begin(app, batch, plain_name(query.queue))
-    try:
-        await _receive(request, upload)
-        upload.end()
-        count = await asyncio.to_thread(rows.look_through, upload.stage)
-        done = upload.finish(count)
-    except BaseException:
-        upload.abandon()
-        raise
+    stages = door_of(request).stages
+    upload = stages.begin(app, batch, plain_name(query.queue))
+    with stages.reading([upload.stage]):
+        try:
+            await _receive(request, upload)
+            upload.end()
+            count = await asyncio.to_thread(rows.look_through, upload.stage)
+            done = upload.finish(count)
+        except BaseException:
+            upload.abandon()
+            raise
     return Staged(stage=done.name, rows=done.rows, bytes=done.bytes)
 
 
@@ -482,9 +484,10 @@ async def commit(request: Request, app: AppName, batch: BatchNumber, told: Commi
     runs: list[tuple[str, Any]] = []
     if count:
         await arrow_is_here()
-        names = await asyncio.to_thread(rows.queues_of, found)
-        targets = await ask(request, lambda service: service.bulk.targets(names))
-        runs = await asyncio.to_thread(rows.messages_of, found, targets, steady_time())
+        with stages.reading(found):
+            names = await asyncio.to_thread(rows.queues_of, found)
+            targets = await ask(request, lambda service: service.bulk.targets(names))
+            runs = await asyncio.to_thread(rows.messages_of, found, targets, steady_time())
     answer = await ask(
         request, lambda service: service.bulk.commit(bulk.Batch(app, batch, count, runs)), COMMIT_SECONDS
     )
