@@ -22,6 +22,37 @@ def test_a_backlog_larger_than_the_cache_is_read_back_in_order(make: MakeEngine,
     assert engine.engine.young.bytes <= cache_bytes
 
 
+def test_a_backlog_is_read_once_however_small_the_cache(make: MakeEngine) -> None:
+    engine = make(partitions=10, cache_bytes=1 << 20, max_depth=10_000)
+    engine.group()
+    for number in range(4000):
+        engine.send(b"%d" % number + b"x" * 1000, key=b"k%d" % (number * 7919 % 256))
+    workers = [engine.worker(prefetch=20) for _ in range(4)]
+    done = 0
+    while done < 4000:
+        for worker in workers:
+            for delivery in worker.lease_all():
+                worker.ack(delivery)
+                done += 1
+        engine.settle_down()
+    asked = sum(len(addresses) for addresses in engine.store.reads)
+    assert asked < 4400, "a few are pushed out again"
+    assert engine.engine.young.bytes == engine.engine.young.ahead_bytes == 0
+
+
+def test_bodies_that_were_read_ahead_leave_with_their_consumer(make: MakeEngine) -> None:
+    engine = make(max_depth=10_000)
+    engine.group()
+    for number in range(500):
+        engine.send(b"%d" % number + b"x" * 100)
+    worker = engine.worker(prefetch=10)
+    assert engine.engine.young.ahead_bytes > 0
+    worker.leave()
+    engine.settle_down()
+    assert engine.engine.young.ahead_bytes == 0
+    assert len(engine.worker().ack_all()) == 500
+
+
 def test_a_consumer_that_keeps_up_never_causes_a_read(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     for number in range(200):

@@ -281,3 +281,28 @@ def test_a_group_that_is_done_does_not_count_again_what_expires_for_another(make
     engine.advance(seconds=61)
     assert (engine.ledger("done").acked, engine.ledger("done").expired) == (1, 1)
     assert engine.ledger("slow").expired == 2
+
+
+def test_a_consumer_is_served_from_all_its_partitions_at_once(make: MakeEngine) -> None:
+    engine = make(partitions=4)
+    engine.group()
+    for number in range(400):
+        engine.publish(b"%d" % number)
+    worker = engine.worker(prefetch=40)
+    for _ in range(5):
+        held = worker.lease_all()
+        assert [sum(one.partition == number for one in held) for number in range(4)] == [10, 10, 10, 10]
+        for delivery in held:
+            worker.ack(delivery)
+
+
+def test_a_partition_may_have_the_room_that_the_others_leave(make: MakeEngine) -> None:
+    engine = make(partitions=4, batch_size=1000)
+    engine.group("late")
+    worker = engine.worker(prefetch=40)
+    for number in range(60):
+        engine.publish(b"%d" % number, key=b"one")
+    assert len(worker.lease_all()) == 40
+    assert len(engine.worker(prefetch=40, group="late").lease_all()) == 40
+    for prefetch in (1, 2, 3):
+        assert len(engine.worker(prefetch=prefetch, group=f"narrow {prefetch}").lease_all()) == prefetch

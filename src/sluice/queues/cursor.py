@@ -42,6 +42,7 @@ _NO_ROWS: Final[dict[object, list[int]]] = {}
 _NO_GATED: Final[dict[int, list[int]]] = {}
 _NO_RANKS: Final[list[int]] = []
 _NO_SEQUENCES: Final[set[int]] = set()
+_NO_BODIES: Final[dict[object, Message]] = {}
 _NOTHING_UNLOGGED: Final[list[list[int]]] = []
 
 
@@ -59,8 +60,10 @@ class Cursor:
         self.fetching: bool = False  # cannot go on before a body has come
         self.reading: bool = False  # bodies are on their way that it will need
         self.read_to: i64 = 0  # bodies before this sequence were asked for, if they had to be
-        self.ahead: Message | None = None  # the body that was waited for, whatever the cache makes of it
-        self.ahead_seq: i64 = -1
+        self.ahead: dict[object, Message] = _NO_BODIES  # bodies that were read for it, by sequence
+        self.is_reader: bool = False  # is known to the cache, for those
+        self.awaited: Message | None = None  # the body that was waited for, whatever the cache makes of it
+        self.awaited_seq: i64 = -1
         self.out: i64 = 0  # leased right now
         self.entered: i64 = 0  # messages that this group had to settle, up to `entered_to`
         self.entered_to: i64 = partition.next
@@ -264,6 +267,12 @@ class Cursor:
         if rank >= 0:
             self._parked_count -= 1
         return rank
+
+    def untouched(self) -> i64:
+        """From here on nothing was leased or settled by itself."""
+        if self.done:
+            return self.partition.next
+        return self.fresh if self.fresh > self._look_twice else self._look_twice
 
     # ---- settling
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
@@ -20,42 +20,61 @@ from sluice.queues.settling import body_came, bury, fail
 if TYPE_CHECKING:
     from sluice.queues.engine import Engine
 
+ALL: Final = 0x7FFF_FFFF_FFFF_FFFF
 
 # ---- leasing
 
 
 def offer(engine: Engine, cursor: Cursor) -> None:
-    """Lease what the cursor has to its consumer, as long as that one has room."""
+    """Lease what the cursor has to its consumer, up to its share of the room. A consumer's other partitions come first
+    with what is left: one that took all would have to search far for keys that are free, and leave the others behind."""
     consumer = cursor.consumer
-    if consumer is None or cursor.fetching:
+    if consumer is None:
+        return
+    count: i64 = len(consumer.cursors)
+    if count <= 1:
+        _offer(engine, cursor, consumer, ALL)
+        return
+    share: i64 = consumer.prefetch // count
+    _offer(engine, cursor, consumer, share)
+    if cursor.out >= share:
+        engine.feed(consumer)
+
+
+def _offer(engine: Engine, cursor: Cursor, consumer: Consumer, most: i64) -> None:
+    if cursor.fetching:
         return
     partition = cursor.partition
     alone = len(partition.cursors) == 1
-    while consumer.has_room():
+    while cursor.out < most and consumer.has_room():
         seq = cursor.choose()
         if seq < 0:
             return
         number: object = int(seq)
-        message = partition.young.get(number)
-        is_young = message is not None
-        if message is None:
-            if cursor.ahead_seq != seq:
+        message = partition.young.get(number) if partition.young else None
+        if message is not None:
+            if alone:
+                del partition.young[number]
+                engine.young.bytes -= message.cost
+        else:
+            if cursor.ahead:
+                message = cursor.ahead.pop(number, None)
+            if message is not None:
+                engine.young.bytes -= message.cost
+                engine.young.ahead_bytes -= message.cost
+            elif cursor.awaited_seq == seq:
+                message = cursor.awaited
+                cursor.awaited = None
+                cursor.awaited_seq = -1
+            if message is None:
                 cursor.put_back(seq, partition.priority(seq), cursor.key_of(seq))
                 if not cursor.reading:
                     read_for(engine, cursor, seq)
                 return
-            message = cursor.ahead
-            cursor.ahead = None
-            cursor.ahead_seq = -1
-            if message is None:
-                continue
         if message.expires and float(message.expires) <= engine.now:
             cursor.put_back(seq, partition.priority(seq), cursor.key_of(seq))
             expire(engine, partition, seq, message)
             continue
-        if is_young and alone:
-            del partition.young[number]
-            engine.young.bytes -= message.cost
         _lease(engine, cursor, seq, message, consumer)
 
 
@@ -100,18 +119,32 @@ def _lease(engine: Engine, cursor: Cursor, seq: i64, message: Message, consumer:
 
 
 def refill(engine: Engine, consumer: Consumer) -> None:
-    """Give a consumer with room what its partitions have, each partition in turn."""
+    """Give a consumer with room what its partitions have, each partition in turn: first their shares, then whatever
+    there is. While one of them waits for a body, what is left is left to it."""
     cursors = consumer.cursors
     count: i64 = len(cursors)
+    if count == 0:
+        return
+    share: i64 = ALL if count == 1 else consumer.prefetch // count
+    if _serve(engine, consumer, share) and count > 1 and consumer.has_room():
+        _serve(engine, consumer, ALL)
+
+
+def _serve(engine: Engine, consumer: Consumer, most: i64) -> bool:
+    """One round over its partitions; whether none of them waits for a body."""
+    cursors = consumer.cursors
+    count: i64 = len(cursors)
+    here = True
     step: i64 = 0
     while step < count and consumer.has_room():
-        at: i64 = (consumer.turn + step) % count
+        cursor = cursors[(consumer.turn + step) % count]
         step += 1
-        cursor = cursors[at]
         if cursor.has_more():
-            offer(engine, cursor)
-    if count:
-        consumer.turn = (consumer.turn + step) % count
+            _offer(engine, cursor, consumer, most)
+        if cursor.fetching:
+            here = False
+    consumer.turn = (consumer.turn + step) % count
+    return here
 
 
 # ---- bodies that had to be read
@@ -146,6 +179,8 @@ def fetched(engine: Engine, read: Read, records: list[bytes | None]) -> None:
         first = False
     if cursor is not None:
         offer(engine, cursor)
+        if cursor.consumer is not None:
+            engine.feed(cursor.consumer)
 
 
 def _came(engine: Engine, read: Read, seq: i64, message: Message, first: bool) -> None:
@@ -158,10 +193,10 @@ def _came(engine: Engine, read: Read, seq: i64, message: Message, first: bool) -
             body_came(engine, lease, message, read.reason)
     elif cursor is not None:
         if first:
-            cursor.ahead = message
-            cursor.ahead_seq = seq
-        elif int(seq) not in read.partition.young:
-            engine.young.put(read.partition, seq, message)
+            cursor.awaited = message
+            cursor.awaited_seq = seq
+        elif cursor.consumer is not None:
+            engine.young.put_ahead(cursor, seq, message)
 
 
 def damaged(engine: Engine, partition: Partition, seq: i64) -> None:
@@ -219,3 +254,5 @@ def rebalance(engine: Engine, group: Group) -> None:
     for cursor in group.rebalance():
         if cursor.consumer is not None:
             engine.feed(cursor.consumer)
+        else:
+            engine.young.forget_ahead(cursor)

@@ -162,6 +162,7 @@ def _send_away(engine: Engine, group: Group) -> None:
     for cursor in group.cursors:
         _end_leases(engine, cursor)
         cursor.consumer = None
+        engine.young.forget_ahead(cursor)
     for consumer in group.consumers:
         consumer.group = None
         consumer.cursors = []
@@ -309,6 +310,7 @@ def seek(engine: Engine, group: Group, floors: list[int]) -> None:
 def move_group(engine: Engine, group: Group, floors: list[int]) -> None:
     for cursor, floor in zip(group.cursors, floors, strict=True):
         _end_leases(engine, cursor)
+        engine.young.forget_ahead(cursor)
         _move(engine, cursor, _within(cursor.partition, floor))
     for cursor in group.cursors:
         cursor.rebuild()

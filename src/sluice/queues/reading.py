@@ -24,7 +24,7 @@ NEIGHBOURS: Final = 32  # partitions that read along with one that must
 ALONG: Final = 1024  # messages that each of them reads, at most
 AHEAD_SHARE: Final = 16  # of the cache, for each
 NO_HORIZON: Final = 0x7FFF_FFFF_FFFF_FFFF
-READ_SHARE: Final = 8  # of the cache: what is read ahead must still be there when its turn comes
+LEAST_SHARE: Final = 32  # of the cache: what one read brings even where others have taken all the room
 
 # What a read is for.
 DELIVER: Final = 0  # a cursor cannot go on without the first of them
@@ -39,6 +39,7 @@ class Read:
         self.partition: Partition = partition
         self.sequences: list[int] = sequences
         self.addresses: list[int] = addresses
+        self.bytes: i64 = 0  # about how much room they will take
         self.cursor: Cursor | None = None
         self.lease: Lease | None = None
         self.reason: str = ""
@@ -46,37 +47,50 @@ class Read:
 
 def read_for(engine: Engine, cursor: Cursor, first: i64) -> None:
     """Ask for the body of `first`, and of those that come behind it. The partitions of a queue lie mixed in the log, so
-    its neighbours read what lies before the last of these too: one pass over the same bytes serves them all."""
-    cache_bytes = engine.young.budget
-    read = _read(DELIVER, cursor, first, cache_bytes, NO_HORIZON)
+    its neighbours read what lies before the last of these too, as far as there is room for it: one pass over the same
+    bytes serves them all."""
+    room: i64 = engine.young.room_ahead()
+    most: i64 = min(READ_BYTES, max(room // 2, engine.young.budget // LEAST_SHARE))
+    read = _read(DELIVER, cursor, first, READ_AHEAD, most, NO_HORIZON)
     engine.reads.append(read)
     if not read.addresses:
         return
+    room -= read.bytes
     horizon: i64 = read.addresses[len(read.addresses) - 1]
     cursors = cursor.group.cursors
     count: i64 = len(cursors)
     step: i64 = 1
-    while step < count and step <= NEIGHBOURS:
+    while step < count and step <= NEIGHBOURS and room > 0:
         other = cursors[(cursor.partition.number + step) % count]
         step += 1
-        if other.consumer is not None and not other.fetching and not other.reading:
+        if (
+            other.consumer is not None
+            and not other.fetching
+            and not other.reading
+            and len(other.ahead) < ALONG
+        ):
             start: i64 = other.fresh if other.fresh > other.read_to else other.read_to
             if start < other.partition.committed and other.partition.address(start) <= horizon:
-                engine.reads.append(_read(AHEAD, other, start, cache_bytes, horizon))
+                # One that lags behind has much to read before it has come as far.
+                read = _read(
+                    AHEAD, other, start, ALONG, min(room, engine.young.budget // AHEAD_SHARE), horizon
+                )
+                engine.reads.append(read)
+                room -= read.bytes
 
 
-def _read(what: i64, cursor: Cursor, first: i64, cache_bytes: i64, horizon: i64) -> Read:
+def _read(what: i64, cursor: Cursor, first: i64, limit: i64, most: i64, horizon: i64) -> Read:
+    """At most so many messages and bytes, none that lies behind the horizon."""
     partition = cursor.partition
+    young = partition.young
+    ahead = cursor.ahead
     sequences: list[int] = []
     addresses: list[int] = []
     size: i64 = 0
-    most: i64 = min(READ_BYTES, cache_bytes // READ_SHARE)
-    limit: i64 = READ_AHEAD
-    if what == AHEAD:  # one that lags behind has much to read before it has come as far
-        most = cache_bytes // AHEAD_SHARE
-        limit = ALONG
+    untouched = cursor.untouched()
+    end = partition.committed
     seq = first
-    while seq < partition.committed and len(sequences) < limit and (seq == first or size < most):
+    while seq < end and limit > 0 and (seq == first or size < most):
         block = partition.block(seq)
         if block is None:
             break
@@ -84,19 +98,24 @@ def _read(what: i64, cursor: Cursor, first: i64, cache_bytes: i64, horizon: i64)
         address = block.address[at]
         if address > horizon:
             break
+        if address == GONE:
+            seq = partition.first_live(seq + 1)
+            continue
         number: object = int(seq)
         if (
-            address != GONE
-            and number not in partition.young
+            (len(young) == 0 or number not in young)
+            and (len(ahead) == 0 or number not in ahead)
             and (
-                (seq == first and what == DELIVER)
+                seq >= untouched
+                or (seq == first and what == DELIVER)
                 or (not cursor.settled(seq) and int(seq) not in cursor.leases)
             )
         ):
             sequences.append(int(seq))
             addresses.append(int(address))
+            limit -= 1
             size += 200 + i64(block.size[at])
-        seq = partition.first_live(seq + 1)
+        seq += 1
     if seq > cursor.read_to:
         cursor.read_to = seq
     if what == DELIVER:
@@ -105,6 +124,7 @@ def _read(what: i64, cursor: Cursor, first: i64, cache_bytes: i64, horizon: i64)
         cursor.reading = True
     read = Read(what, partition, sequences, addresses)
     read.cursor = cursor
+    read.bytes = size
     return read
 
 

@@ -95,6 +95,8 @@ def remove_for_all(engine: Engine, partition: Partition, seq: i64, how: i64) -> 
 
 def take_from(engine: Engine, cursor: Cursor, seq: i64, how: i64, lease: Lease | None) -> None:
     """Settle for a group what none of its consumers has in hand."""
+    if cursor.ahead:
+        engine.young.drop_ahead(cursor, seq)
     if lease is None:
         cursor.withdraw(seq)
     else:
