@@ -2,10 +2,13 @@
 
     python bench/path.py                    1 KB and 100 B; then with more queues, more groups, more waiting
     python bench/path.py --rounds 2000      more rounds: the best one counts, so noise makes it slower, never wrong
+    python bench/path.py --disk 1000000     with the store on disk: 1,000 waiting against 1,000,000
 
 Bytes are fed to real connections and taken from them again, through codec, session, door, engine and a store in memory:
 four publishers, four consumers, 1,024 keys, QoS 1, each delivery answered with PUBACK and `$ack`. The time of the best
 round is told: it is what the code costs when nothing disturbs it. For whole systems there is the load harness.
+
+With `--disk` it is the CPU time of the whole process, its writer and reader threads and the kernel's copying included.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ import argparse
 import collections
 import gc
 import json
+import queue
 import random
 import struct
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sluice.broker.access import Anonymous
 from sluice.broker.broker import Broker
@@ -32,7 +37,9 @@ from sluice.queues.rules import Rules
 from sluice.queues.runner import Runner
 from sluice.queues.service import QueueService
 from sluice.schema import fault_of_schema, validator_of
+from sluice.store.embedded.store import EmbeddedStore
 from sluice.store.memory import MemoryStore
+from sluice.store.protocol import Loader, Recovery, Store
 from sluice.wire.encode import encode
 from sluice.wire.packets import V5, Connect, Subscribe, SubscriptionRequest, publish_with
 from sluice.wire.properties import Properties
@@ -64,6 +71,61 @@ class Loop:
         while self._ready:
             function, arguments = self._ready.popleft()
             function(*arguments)
+
+
+class DiskLoop(Loop):
+    """The same with threads behind it: it runs until they owe nothing more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owed = 0
+        self._calls: queue.SimpleQueue[tuple[Callable[..., object], tuple[object, ...]]] = queue.SimpleQueue()
+
+    def call_threadsafe(self, function: Callable[..., object], *arguments: object) -> None:
+        self._calls.put((function, arguments))
+
+    def run(self) -> None:
+        super().run()
+        while self.owed:
+            function, arguments = self._calls.get()
+            function(*arguments)
+            super().run()
+
+
+class Disk:
+    """The store on disk, and how many answers it owes."""
+
+    def __init__(self, loop: DiskLoop, directory: str) -> None:
+        self._loop = loop
+        self._store = EmbeddedStore(directory, loop.call_threadsafe, print)
+        self.next_frame = self._store.next_frame
+        self.segment_sizes = self._store.segment_sizes
+        self.wants_snapshot = self._store.wants_snapshot
+        self.close = self._store.close
+
+    def open(self, loader: Loader) -> Recovery:
+        return self._store.open(loader)
+
+    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
+        self._store.commit(frame, count, sync, self._owe(done))
+
+    def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
+        self._store.read(addresses, self._owe(done))
+
+    def scan(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
+        self._store.scan(segment, self._owe(done))
+
+    def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
+        self._store.snapshot(state, free, self._owe(done))
+
+    def _owe(self, done: Callable[..., None]) -> Callable[..., None]:
+        self._loop.owed += 1
+
+        def paid(*answer: object) -> None:
+            self._loop.owed -= 1
+            done(*answer)
+
+        return paid
 
 
 class Line:
@@ -155,13 +217,16 @@ class Line:
 
 
 class House:
-    def __init__(self) -> None:
-        self.loop = Loop()
+    def __init__(self, directory: str = "") -> None:
+        self.loop: Loop = DiskLoop() if directory else Loop()
         self.broker = Broker(self.loop, Limits(), Anonymous(True), print)
         self.engine = Engine(self._rules_for, random.Random(1).random)
-        store = MemoryStore(self.loop.call_soon)
+        store: Store = MemoryStore(self.loop.call_soon)
+        if isinstance(self.loop, DiskLoop):
+            store = Disk(self.loop, directory)
         turn, router = self.broker.turn, self.broker.router
         runner = Runner(self.engine, store, steady_time, self.loop.call_later, turn.send, print)
+        self.close = runner.close
         runner.open(lambda name, text: read_config(json.loads(text), name).rules())
         router.keeper = Keeper(self.engine.keeping, turn)
         turn.before_flush = runner.end_turn
@@ -234,11 +299,68 @@ def measure(
     return best * 1e6
 
 
+def measure_disk(size: int, waiting: int, blocks: int = 7, rounds: int = 100) -> float:
+    """CPU microseconds per message that comes and goes, in the best of several blocks of rounds."""
+    with tempfile.TemporaryDirectory(prefix="sluice-path-") as directory:
+        house = House(directory)
+        draw = random.Random(2)
+        payload = draw.randbytes(size)
+        topic = "$queue/bench/0"
+        publishers = [Line(house, f"p{nth}") for nth in range(PUBLISHERS)]
+        first = Line(house, "c-first")
+        first.subscribe(topic)  # there is a group that waits for them
+        first.connection.connection_lost(None)
+
+        def said(publisher: Line, count: int) -> bytes:
+            return b"".join(
+                publisher.publish(topic, payload, f"k{draw.randrange(KEYS)}") for _ in range(count)
+            )
+
+        for _ in range(waiting // (4 * AT_ONCE * PUBLISHERS)):
+            for publisher in publishers:
+                publisher.say(said(publisher, 4 * AT_ONCE))
+                publisher.out = []
+        consumers = [Line(house, f"c-{nth}") for nth in range(CONSUMERS)]
+        for consumer in consumers:
+            consumer.subscribe(topic)
+        gc.collect()
+        gc.freeze()
+        best = float("inf")
+        for _ in range(blocks):
+            taken, count = 0.0, 0
+            for _ in range(rounds):
+                incoming = [(publisher, said(publisher, AT_ONCE)) for publisher in publishers]
+                for consumer in consumers:
+                    consumer.take()
+                    before = len(consumer.held)
+                    incoming.append((consumer, consumer.settle(AT_ONCE)))
+                    count += before - len(consumer.held)
+                started = time.process_time()
+                for line, data in incoming:
+                    line.connection.data_received(data)
+                house.loop.run()
+                taken += time.process_time() - started
+                for publisher in publishers:
+                    publisher.out = []
+            assert count > 0.9 * rounds * AT_ONCE * CONSUMERS, count
+            best = min(best, taken / count)
+        house.close()
+        return best * 1e6
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=400)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--disk", type=int, default=0, metavar="WAITING")
+    told = parser.parse_args()
+    rounds = told.rounds
     gc.set_threshold(100_000, 50, 1000)  # as `sluice serve` has it
+    if told.disk:
+        few = measure_disk(1000, 1000)
+        print(f"{'1 KB, on disk, 1,000 waiting':34s} {few:6.2f} us")
+        many = measure_disk(1000, told.disk)
+        print(f"{f'1 KB, on disk, {told.disk:,} waiting':34s} {many:6.2f} us  {many / few:5.2f} x")
+        return
     base = measure(100, rounds)
     print(f"{'1 KB':34s} {measure(1000, rounds):6.2f} us")
     print(f"{'100 B':34s} {base:6.2f} us")
