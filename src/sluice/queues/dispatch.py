@@ -27,7 +27,7 @@ ALL: Final = 0x7FFF_FFFF_FFFF_FFFF
 
 def offer(engine: Engine, cursor: Cursor) -> None:
     """Lease what the cursor has to its consumer, up to its share of the room. A consumer's other partitions come first
-    with what is left: one that took all would have to search far for keys that are free, and leave the others behind."""
+    with what is left: one that took all would search far for keys that are free, and leave the others behind."""
     consumer = cursor.consumer
     if consumer is None:
         return
