@@ -90,6 +90,59 @@ def test_one_client_with_two_queues_gets_the_second_ones_messages_when_the_first
     assert {first.payload, second.payload} == {b"a", b"b"}
 
 
+def test_many_queues_on_a_narrow_line_are_served_in_turn(house: QueueHouse) -> None:
+    worker = house.connect("worker-1", receive_maximum=1)
+    join(worker, "$queue/#")
+    maker = house.connect("maker")
+    for name in "abcde":
+        for _ in range(3):
+            put(maker, f"$queue/{name}", name.encode())
+    seen = b""
+    for _ in range(15):
+        (message,) = worker.messages()
+        seen += message.payload
+        worker.ack(message)
+    assert seen[0:1] == b"a", "when the line was free"
+    assert sorted(seen[1:6]) == sorted(seen[6:11]) == list(b"abcde"), "none comes twice before all came once"
+    assert worker.messages() == []
+
+
+def test_room_that_one_queue_cannot_use_goes_to_the_next(house: QueueHouse) -> None:
+    maker = house.connect("maker")
+    for name in ("a", "b"):
+        for _ in range(2):
+            put(maker, f"$queue/{name}", name.encode(), wishes={"partition-key": "same"})
+    worker = house.connect("worker-1", receive_maximum=2)
+    join(worker, "$queue/a")
+    join(worker, "$queue/b")
+    join(worker, "$queue/c")
+    first = worker.messages()
+    assert payloads(first) == [b"a", b"b"]
+    put(maker, "$queue/c", b"c")
+    assert worker.messages() == []
+    for message in first:
+        worker.ack(message)  # of the line alone: the second message of either key waits for the first
+    assert payloads(worker.messages()) == [b"c"]
+    settle(worker, "ack", first[0])
+    assert payloads(worker.messages()) == [b"a"]
+
+
+def test_subscribing_over_and_over_on_a_full_line_leaves_nothing_behind(house: QueueHouse) -> None:
+    maker = house.connect("maker")
+    put(maker, "$queue/a", b"a")
+    put(maker, "$queue/b", b"b")
+    worker = house.connect("worker-1", receive_maximum=1)
+    join(worker, "$queue/a")
+    (first,) = worker.messages()
+    for _ in range(5):
+        join(worker, "$queue/b")
+        worker.unsubscribe("$queue/b")
+    starving = house.broker.registry.sessions["worker-1"].starving
+    assert starving is None or starving.count() <= 1
+    worker.ack(first)
+    assert worker.messages() == []
+
+
 # ---- going and coming back
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
+from sluice.broker.starving import Starving
 from sluice.message import Message
 from sluice.queues.dead_letters import iso_time
 from sluice.queues.delivery import Lease
@@ -73,9 +74,22 @@ class QueueConsumer(Consumer):
         self._second_text: bytes = b""
         self._named: bytes = b""  # the topic behind its length
         self._scratch: BytesWriter = BytesWriter()
+        self.is_starving: bool = False  # was turned away because its session's line was full
 
     def has_room(self) -> bool:
-        return self.held < self.prefetch and self.session.takes_now()
+        if self.held >= self.prefetch:
+            return False
+        if self.session.takes_now():
+            return True
+        session = self.session
+        if session.starving is None:
+            session.starving = Starving()
+        session.starving.add(self)
+        return False
+
+    def next_in_line(self) -> Consumer | None:
+        starving = self.session.starving
+        return starving.next() if starving is not None and self.session.takes_now() else None
 
     def deliver(self, lease: Lease) -> None:
         session = self.session

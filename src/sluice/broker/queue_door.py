@@ -518,7 +518,7 @@ class QueueDoor:
                     engine.resume(before)
                 engine.feed(before)
                 return
-            engine.leave(before)
+            self._leave(before)
         group = queue.groups.get(options.group)
         if group is None:
             group = engine.group(queue, options.group, start_floors(queue, options.start))
@@ -550,12 +550,17 @@ class QueueDoor:
                     consumer.topic_filter = other.topic_filter  # it goes on under its other name
                     continue
                 del session.by_queue[name]
-                self.engine.leave(consumer)
+                self._leave(consumer)
                 if other is not None:
                     queue = self.engine.queues.get(name)
                     if queue is not None:
                         self._join(session, other.topic_filter, queue, other.qos, other.options)
         return found
+
+    def _leave(self, consumer: QueueConsumer) -> None:
+        if consumer.session.starving is not None:
+            consumer.session.starving.remove(consumer)
+        self.engine.leave(consumer)
 
     def _drop_wild(self, session: Session, topic_filter: bytes) -> None:
         for wild in self._wild:
@@ -590,6 +595,7 @@ class QueueDoor:
         for consumer in list(session.by_queue.values()):
             self.engine.leave(consumer)
         session.by_queue = {}
+        session.starving = None
 
     def acknowledged(self, lease: Lease, reason: i64) -> None:
         """A PUBACK that is an ack, or with a failure reason a nack."""

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from sluice.broker.permission import Grant
     from sluice.broker.queue_consumer import QueueConsumer
     from sluice.broker.router import Router
+    from sluice.broker.starving import Starving
     from sluice.queues.delivery import Lease
 
 FILTERS: Final = 3  # in a tag, where the QoS of a publish stands: an answer to SUBSCRIBE or UNSUBSCRIBE
@@ -77,6 +78,7 @@ class Session(Publisher):
         self._unanswered: i64 = 0  # incoming QoS 1 and 2 of this connection that wait for the store
         self._epoch: i64 = 0  # counts connections: see `tag`
         self.by_queue: dict[str, QueueConsumer] = {}
+        self.starving: Starving | None = None  # those of them that found the line full
         self.queue_requests: dict[
             bytes, tuple[int, list[str]]
         ] = {}  # what was asked for, by filter: QoS and options
@@ -413,10 +415,10 @@ class Session(Publisher):
             self._finish(packet.packet_id, delivery)
 
     def _finish(self, packet_id: i64, delivery: Delivery) -> None:
-        if self.by_queue and self.inflight.count >= self.window:
-            self.feed_consumers()  # those of other queues had no room either
         self.inflight.remove(packet_id)
         self._let_go(delivery)
+        if self.starving is not None:
+            self.feed_starving()
         if self._unsaid is not None and int(packet_id) in self._unsaid:
             self._unsaid.remove(int(packet_id))  # acknowledged from what the last connection had said
         if self.waiting or self._unsaid is not None:
@@ -536,10 +538,12 @@ class Session(Publisher):
         if self.by_queue and self.router.door is not None:
             self.router.door.resumed(self)
 
-    def feed_consumers(self) -> None:
-        """The line has room again: whoever reads queues over it may have more."""
-        for consumer in self.by_queue.values():
-            self.router.feed(consumer)
+    def feed_starving(self) -> None:
+        """The line has room again. If the first that was turned away leaves some, the engine asks for the next."""
+        if self.starving is not None:
+            consumer = self.starving.next()
+            if consumer is not None:
+                self.router.feed(consumer)
 
     def restore_waiting(self, delivery: Delivery) -> None:
         """After a restart: a message that waits for this session."""

@@ -277,6 +277,9 @@ class Engine:
             for consumer in hungry:
                 consumer.is_hungry = False
                 dispatch.refill(self, consumer)
+                other = consumer.next_in_line()
+                if other is not None:
+                    self.feed(other)
 
     def fetched(self, read: Read, records: list[bytes | None]) -> None:
         dispatch.fetched(self, read, records)

@@ -53,6 +53,11 @@ class Consumer:
         """Whether it takes one more now: derived classes add what they know of the line."""
         return self.held < self.prefetch
 
+    def next_in_line(self) -> Consumer | None:
+        """After it was offered more: another that was turned away for want of something they share, if there is some
+        of it left."""
+        return None
+
     def deliver(self, lease: Lease) -> None:
         """Take a message. It is this consumer's until it is settled or its deadline passes."""
 
