@@ -222,7 +222,7 @@ class House:
         self.loop: Loop = DiskLoop() if directory else Loop()
         self.broker = Broker(self.loop, Limits(), Anonymous(True), print)
         self.engine = Engine(self._rules_for, random.Random(1).random)
-        store: Store = MemoryStore(self.loop.call_soon)
+        store: Store = MemoryStore(self.loop.call_soon, segment_bytes=64 << 20, snapshot_bytes=64 << 20)
         if isinstance(self.loop, DiskLoop):
             store = Disk(self.loop, directory)
         turn, router = self.broker.turn, self.broker.router

@@ -40,6 +40,25 @@ def test_a_backlog_is_read_once_however_small_the_cache(make: MakeEngine) -> Non
     assert engine.engine.young.bytes == engine.engine.young.ahead_bytes == 0
 
 
+def test_a_backlog_of_few_keys_is_read_in_one_pass_by_all_partitions(make: MakeEngine) -> None:
+    """Most of it is parked behind its keys: what is read ahead is what is wanted next, and not what is fresh."""
+    engine = make(partitions=10, cache_bytes=4 << 20, max_depth=10_000)
+    engine.group()
+    for number in range(6_000):
+        engine.send(b"%d" % number + b"x" * 1000, key=b"k%d" % (number * 7919 % 64))
+    worker = engine.worker(prefetch=100)
+    done = 0
+    while done < 6_000:
+        for delivery in worker.lease_all():
+            worker.ack(delivery)
+            done += 1
+        engine.settle_down()
+    asked = [address for addresses in engine.store.reads for address in addresses]
+    assert len(asked) < 6_600, "a few are pushed out again"
+    passes = sum(max(addresses) - min(addresses) for addresses in engine.store.reads)
+    assert passes < 2 * (max(asked) - min(asked)), "one pass serves all partitions"
+
+
 def test_bodies_that_were_read_ahead_leave_with_their_consumer(make: MakeEngine) -> None:
     engine = make(max_depth=10_000)
     engine.group()

@@ -22,6 +22,7 @@ from sluice.message import DELAYED, PRIORITY_BITS, Message
 from sluice.queues.delivery import READY, Lease
 from sluice.queues.journal import ACKED, DEAD, EXPIRED, PURGED, SETTLED, Journal, NoteWriter
 from sluice.queues.partition import BLOCK, BLOCK_BITS, GONE, Partition
+from sluice.queues.row import Row
 from sluice.queues.rules import STRICT
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ NO_GATE: Final = 0x7FFF_FFFF_FFFF_FFFF
 # more than all the rest of it. Nothing is ever put into these; whoever puts makes its own first.
 _NO_COUNTS: Final[dict[object, int]] = {}
 _NO_KEYS: Final[dict[int, int]] = {}
-_NO_ROWS: Final[dict[object, list[int]]] = {}
+_NO_ROWS: Final[dict[object, Row]] = {}
+_NO_HEAPS: Final[dict[object, list[int]]] = {}
 _NO_GATED: Final[dict[int, list[int]]] = {}
 _NO_RANKS: Final[list[int]] = []
 _NO_SEQUENCES: Final[set[int]] = set()
@@ -76,12 +78,8 @@ class Cursor:
         self._chosen: dict[int, int] = _NO_KEYS  # those, and the key that each keeps busy
         # By key, which is a number; as an object it is made once for all that is asked of it.
         self._busy: dict[object, int] = _NO_COUNTS  # messages out
-        self._parked: dict[object, list[int]] = (
-            _NO_ROWS  # sequences in order, no more than LOOK_AHEAD and a few
-        )
-        self._parked_early: dict[object, list[int]] = (
-            _NO_ROWS  # the same for what goes by its priority: heaps
-        )
+        self._parked: dict[object, Row] = _NO_ROWS  # in order, no more than LOOK_AHEAD and a few
+        self._parked_early: dict[object, list[int]] = _NO_HEAPS  # the same for what goes by its priority
         self._parked_count: i64 = 0
         self._gated: dict[int, list[int]] = (
             _NO_GATED  # keys behind an older partition that is not drained: see Gate
@@ -145,7 +143,7 @@ class Cursor:
             if priority >= 0:
                 early = self._parked_early.get(number)
                 if early is None:
-                    if self._parked_early is _NO_ROWS:
+                    if self._parked_early is _NO_HEAPS:
                         self._parked_early = {}
                     early = self._parked_early[number] = []
                 heapq.heappush(early, _rank(seq, priority))
@@ -154,8 +152,8 @@ class Cursor:
                 if waiting is None:
                     if self._parked is _NO_ROWS:
                         self._parked = {}
-                    waiting = self._parked[number] = []
-                waiting.append(int(seq))
+                    waiting = self._parked[number] = Row()
+                waiting.put(seq)
             return False
         if self._busy is _NO_COUNTS:
             self._busy = {}
@@ -255,14 +253,14 @@ class Cursor:
         early = self._parked_early.get(number) if self._parked_early else None
         rank: i64 = -1
         if waiting is not None:
-            rank = _rank(waiting[0], 0)
+            rank = _rank(waiting.first(), 0)
         if early is not None and (rank < 0 or early[0] < rank):
             rank = heapq.heappop(early)
             if not early:
                 del self._parked_early[number]
         elif waiting is not None:
-            waiting.pop(0)
-            if not waiting:
+            waiting.take()
+            if waiting.first() < 0:
                 del self._parked[number]
         if rank >= 0:
             self._parked_count -= 1
@@ -401,7 +399,7 @@ class Cursor:
         self._chosen = _NO_KEYS
         self._busy = _NO_COUNTS
         self._parked = _NO_ROWS
-        self._parked_early = _NO_ROWS
+        self._parked_early = _NO_HEAPS
         self._parked_count = 0
         self._gated = _NO_GATED
         for lease in self.leases.values():

@@ -69,7 +69,8 @@ def read_for(engine: Engine, cursor: Cursor, first: i64) -> None:
             and not other.reading
             and len(other.ahead) < ALONG
         ):
-            start: i64 = other.fresh if other.fresh > other.read_to else other.read_to
+            # What is parked behind its key is wanted before what is fresh.
+            start: i64 = other.floor if other.floor > other.read_to else other.read_to
             if start < other.partition.committed and other.partition.address(start) <= horizon:
                 # One that lags behind has much to read before it has come as far.
                 read = _read(
