@@ -101,6 +101,7 @@ def test_messages_move_with_a_name_and_a_password(sluice: Guarded) -> None:
         assert (ran.code, ran.stdout) == (1, "")
         assert "horse" not in ran.stderr
         assert ran.stderr.startswith("sluice: ")
+        assert "SLUICE_MQTT=mqtt://USER:PASSWORD@HOST:PORT" in ran.stderr
 
 
 def test_plain_http_to_a_tls_door_is_not_reachable(sluice: Guarded) -> None:

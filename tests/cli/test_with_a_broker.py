@@ -260,6 +260,13 @@ def test_top_once_and_the_nodes_are_one_picture(sluice: Shell) -> None:
     assert len(json.loads(sluice.run("nodes", "--json").stdout)) == 1
 
 
+@pytest.mark.parametrize("name", [".", "..", "../etc", " ", "a b?c=1&d", "grün/水"])
+def test_odd_names_are_queues_like_others(sluice: Shell, name: str) -> None:
+    assert sluice.run("queue", "create", name).code == 0
+    assert json.loads(sluice.run("queue", "show", name, "--json").stdout)["stats"]["name"] == name
+    assert sluice.run("queue", "delete", name, "--yes").code == 0
+
+
 def test_a_group_can_be_made_moved_and_deleted(sluice: Shell) -> None:
     sluice.run("publish", "grouped", "x", "--count", "4")
     sluice.run("queue", "config", "grouped", "--set", "limits.retention=1h")

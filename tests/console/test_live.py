@@ -7,8 +7,8 @@ from collections.abc import Callable
 from playwright.sync_api import expect
 
 from tests.brokers import Broker, StartBroker
-from tests.console.conftest import Open
-from tests.console.kit import Peer
+from tests.console.conftest import Open, base_of
+from tests.console.kit import Peer, rest
 
 Connect = Callable[[Broker, str], Peer]
 
@@ -51,6 +51,46 @@ def test_the_depth_chart_moves_while_a_client_publishes(
     flow = console.page.locator("figure", has_text="Flow").locator("output").first
     expect(flow).not_to_have_text("0.0")
     console.shot("queue")
+
+
+def test_a_rate_is_drawn_from_the_second_look_on(broker: Broker, open_console: Open) -> None:
+    console = open_console(broker)
+    console.open()
+    drawn = console.page.evaluate(
+        """async () => {
+          const { History } = await import('/console/history.js');
+          const history = new History();
+          const node = { publishes_received: 0, publishes_sent: 0 };
+          const queue = { name: 'q', depth: 7, enqueue_rate: 0, deliver_rate: 0, ack_rate: 0 };
+          history.add(node, [queue], 1000);
+          history.add(node, [{ ...queue, ack_rate: 35 }], 2000);
+          const of = (name, field) => history.of(name, field).map(([, value]) => value);
+          return [of('q', 'depth'), of('q', 'ack_rate'), of(null, 'depth'), of(null, 'ack_rate')];
+        }"""
+    )
+    assert drawn == [[7, 7], [35], [7, 7], [35]]
+
+
+def test_the_page_of_a_queue_that_is_not_there_follows_it_coming_and_going(
+    broker: Broker, open_console: Open
+) -> None:
+    console = open_console(broker)
+    console.allow("status of 404")
+    page = console.page
+    console.open_queue("phoenix", "/messages")
+    expect(page.get_by_role("heading", name="There is no queue of this name")).to_be_visible()
+    expect(page.get_by_role("button", name="Purge")).to_be_hidden()
+    page.get_by_role("button", name="Publish a message").click()
+    form = page.get_by_role("dialog")
+    form.get_by_label("Payload").fill("ashes")
+    form.get_by_role("button", name="Publish").click()
+    expect(page.get_by_role("row", name="ashes")).to_be_visible()
+    expect(page.get_by_role("button", name="Purge")).to_be_visible()
+    console.live()
+    rest(base_of(broker), "/queues/phoenix", method="DELETE")
+    expect(page.get_by_role("heading", name="There is no queue of this name")).to_be_visible()
+    rest(base_of(broker), "/queues/phoenix/messages", {"payload": "again"})
+    expect(page.get_by_role("row", name="again")).to_be_visible()
 
 
 def test_a_lost_connection_is_told_and_comes_back_with_the_broker(

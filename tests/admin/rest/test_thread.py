@@ -177,7 +177,7 @@ def test_the_server_does_without_queues(start_broker: StartBroker) -> None:
 
 
 async def told(reader: asyncio.StreamReader) -> bytes:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         return await reader.read()
 
 
@@ -197,14 +197,35 @@ async def test_who_does_not_come_to_the_end_of_a_request_is_not_waited_for(
             await anext(lines)
 
 
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+@pytest.mark.parametrize(("behind", "at_once"), [(b"GET /", True), (b"GET /", False), (b"\r\n", False)])
 async def test_bytes_behind_an_answer_do_not_keep_a_connection(
+    open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch, behind: bytes, at_once: bool
+) -> None:
+    monkeypatch.setattr("sluice.admin.rest.line.HEAD_SECONDS", 0.1)
+    door = await open_door()
+    reader, writer = await asyncio.open_connection(door.address.host, door.address.port)
+    writer.write(HEALTH + (behind if at_once else b""))
+    assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
+    if not at_once:
+        writer.write(behind)
+    assert await told(reader) == b""
+    writer.close()
+
+
+async def test_a_connection_may_rest_between_two_requests(
     open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sluice.admin.rest.line.HEAD_SECONDS", 0.1)
     door = await open_door()
     reader, writer = await asyncio.open_connection(door.address.host, door.address.port)
-    writer.write(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /")
-    assert (await told(reader)).startswith(b"HTTP/1.1 200 ")
+    for _ in range(2):
+        writer.write(HEALTH)
+        assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
+        await asyncio.sleep(0.3)  # longer than a head may take
+    assert not reader.at_eof()
     writer.close()
 
 
