@@ -16,8 +16,8 @@ import sluice
 from sluice.notation import Address, parse_address
 
 READY = re.compile(r"sluice (?P<version>\S+) ready(?P<facts>( \w+=\S+)+)\n")
-START_SECONDS = 20.0
-STOP_SECONDS = 10.0
+START_SECONDS = 45.0
+STOP_SECONDS = 30.0
 
 
 def same_build() -> dict[str, str]:

@@ -47,9 +47,11 @@ _CLOSED: Final = tuple(
         "192.0.0.0/24",
         "198.18.0.0/15",
         "168.63.129.16/32",  # metadata of one cloud, on a public address
-        "fd00:ec2::/32",
+        "3fff::/20",  # documentation
     )
 )
+# All of IPv6 that is routed through the world today; the tables miss some of what is not.
+_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
 # IPv6 addresses that carry an IPv4 one: judged by that.
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
@@ -71,7 +73,8 @@ class Guard:
         found = _bare(ipaddress.ip_address(address.partition("%")[0]))
         if any(found in network for network in self._networks):
             return ""
-        if found.is_global and not found.is_multicast and not any(found in closed for closed in _CLOSED):
+        public = found.is_global and not found.is_multicast and (found.version == 4 or found in _UNICAST)
+        if public and not any(found in closed for closed in _CLOSED):
             return ""
         return f"{address} is not a public address: name it in webhooks.allow if alerts are meant to go there"
 

@@ -186,8 +186,9 @@ class ResponsesFull(QueueError):
 class UnknownGroup(QueueError):
     def __init__(self, queue: str, group: str) -> None:
         super().__init__(
-            f"queue {queue!r} has no group {group!r}, so nothing waits to be settled in it",
-            "Name the group by user property consumer-group, or settle from the client that consumes",
+            f"queue {queue!r} has no group {group!r}",
+            "Use one that it has (`sluice group list` names them), or subscribe with this one first; who settles "
+            "names it by user property consumer-group",
         )
 
 

@@ -14,7 +14,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from tests.brokers import Broker
 
-SECONDS = 20.0
+SECONDS = 30.0
 _NUMBERS = itertools.cycle(range(1, 255))
 
 
@@ -52,6 +52,7 @@ class Knocker:
         self.client.on_disconnect = lambda *args: self.lost.put(args[3].value)
         self.client.on_subscribe = lambda *args: self.acks.put(args[3][0].value)
         self.client.on_publish = lambda *args: self.acks.put(args[3].value)
+        self.client.connect_timeout = SECONDS
         address = broker.address(door)
         # Each from an address of its own, unless told: the broker is slow to answer an address that guesses.
         source = source or f"127.{next(_NUMBERS)}.{next(_NUMBERS)}.1"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from sluice.access.users import load_users, verify
-from tests.brokers import same_build
+from sluice.cli import app
 
 PASSWORD = "correct horse battery staple"
 
@@ -20,21 +19,14 @@ class Shell:
         self.folder = folder
 
     def __call__(self, *words: str, typed: str = "", code: int = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "sluice", *words],
-            cwd=self.folder,
-            env=same_build(),
-            input=typed,
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
-        assert done.returncode == code, done.stderr
+        done = CliRunner().invoke(app, words, typed, catch_exceptions=False)
+        assert done.exit_code == code, done.stderr
         return done.stdout + done.stderr
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Shell:
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.chdir(tmp_path)
     return Shell(tmp_path)
 
 

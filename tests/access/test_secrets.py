@@ -38,7 +38,7 @@ def test_no_refusal_tells_what_was_wrong_with_what(
                 if client.reason == 0:
                     client.client.publish("closed/x", WRONG.encode(), 0)
                     client.subscribe("closed/#")
-    with httpx.Client(base_url=f"http://{broker.address('http')}/api/v1") as web:
+    with httpx.Client(base_url=f"http://{broker.address('http')}/api/v1", timeout=30) as web:
         for header in (
             f"Bearer {tokens['viewer']}",
             f"Bearer {good}",

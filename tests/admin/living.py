@@ -140,7 +140,7 @@ class Worker:
         )
 
     async def next(self) -> aiomqtt.Message:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return await anext(aiter(self._client.messages))
 
     async def settle(self, verb: str, message: aiomqtt.Message, **wishes: str) -> None:

@@ -83,8 +83,27 @@ async def test_a_group_that_is_not_the_one_with_consumers(house: AdminHouse) -> 
     house.publish()
     finding = await first(house, group="mine")
     assert finding.code == "wrong-group" and "consumers are in other" in finding.what
+    assert finding.do.startswith("Let workers subscribe with consumer-group mine.")
+    assert finding.do.endswith("`sluice group delete tasks mine`"), (
+        "which loses what waits in it: not the first advice"
+    )
     finding = await first(house, group="othr")
     assert (finding.code, finding.do) == ("wrong-group", "sluice doctor tasks --group other")
+    finding = await first(house, group="mien")
+    assert (finding.code, finding.do) == ("wrong-group", "sluice doctor tasks --group mine")
+    finding = await first(house, group="nobody")
+    assert (finding.code, finding.do) == ("wrong-group", "sluice doctor tasks --group other")
+    house.worker("mine-1")
+    assert (await first(house, group="mine")).code == "in-work", "the cure helps"
+
+
+async def test_a_group_misspelt_while_nobody_consumes(house: AdminHouse) -> None:
+    house.publish()
+    await house.ask(house.admin.create_group("tasks", "billing"))
+    finding = await first(house, group="biling")
+    assert (finding.code, finding.do) == ("wrong-group", "sluice doctor tasks --group billing")
+    finding = await first(house, group="zzz")
+    assert finding.code == "no-group" and "the queue has billing" in finding.what
 
 
 async def test_a_group_that_began_behind_all_messages(house: AdminHouse) -> None:
@@ -133,6 +152,16 @@ async def test_a_consumer_that_holds_all_it_may_and_acknowledges_nothing(house: 
     assert finding.code == "prefetch"
     assert "w-1 holds 2 deliveries" in finding.what and "(10 s ago)" in finding.what
     assert "$ack" in finding.do
+
+
+async def test_a_busy_consumer_that_settles_what_it_takes_is_no_fault(house: AdminHouse) -> None:
+    worker = house.worker(prefetch=1)
+    for _ in range(3):
+        house.publish()
+    assert not (await doctor(house)).healthy, "so far it may as well have forgotten to settle"
+    settle(worker, "ack", take(worker)[0])
+    found = await doctor(house)
+    assert (found.healthy, codes(found)) == (True, ["prefetch"])
 
 
 async def test_a_consumer_at_work_on_the_last_message_is_no_fault(house: AdminHouse) -> None:
@@ -225,6 +254,12 @@ async def test_a_strict_queue_whose_one_message_is_in_work(make_house: MakeHouse
     found = await doctor(house)
     assert codes(found) == ["key-busy"] and found.healthy
     assert "consumer w-1 works on" in found.findings[0].what
+    assert "only one of a strict queue goes out at a time" in found.findings[0].what
+    assert "key" not in found.findings[0].what
+    house.worker("w-2")
+    standby = (await doctor(house)).findings[1]
+    assert standby.code == "standby" and "the order is strict" in standby.what
+    assert "partitions" not in standby.do, "more of them cannot be had"
 
 
 async def test_a_key_behind_the_gate_of_a_raise_of_partitions(make_house: MakeHouse) -> None:

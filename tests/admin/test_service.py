@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from sluice.admin.views import LetterFilter, Outgoing
+from sluice.admin.views import LetterFilter, Outgoing, QueueDetail
 from sluice.errors import (
     GroupExists,
     InUse,
     InvalidPayload,
     InvalidQueueConfig,
     InvalidQueueName,
+    QueueError,
     QueueExists,
     QueueFull,
     UnknownGroup,
@@ -40,6 +43,26 @@ async def test_a_queue_is_made_listed_changed_and_deleted(house: AdminHouse) -> 
     for refused in (admin.stats("tasks"), admin.delete_queue("tasks"), admin.config("tasks")):
         with pytest.raises(UnknownQueue):
             await house.ask(refused)
+
+
+async def test_a_queue_that_is_deleted_while_it_is_made_was_made(house: AdminHouse) -> None:
+    async def both() -> QueueDetail:
+        made = asyncio.ensure_future(house.admin.create_queue({"name": "brief"}))
+        await asyncio.sleep(0)
+        await house.admin.delete_queue("brief")
+        return await made
+
+    assert (await house.ask(both())).stats.name == "brief"
+    assert [one.name for one in await house.ask(house.admin.list_queues())] == []
+
+
+@pytest.mark.parametrize("name", ["responses/x", "$queue/responses/x", "responses"])
+async def test_no_queue_is_made_among_the_answers(house: AdminHouse, name: str) -> None:
+    with pytest.raises(QueueError, match="responses is reserved"):
+        await house.ask(house.admin.create_queue({"name": name}))
+    reason, told = put(house.connect("c"), "$admin/queue/create", b'{"name": "%s"}' % name.encode())
+    assert reason == 0x99 and "responses is reserved" in told
+    assert not house.engine.queues
 
 
 async def test_a_list_is_told_by_prefix_and_page(house: AdminHouse) -> None:

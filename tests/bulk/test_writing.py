@@ -256,17 +256,22 @@ async def test_a_batch_that_was_answered_is_known_after_a_kill(own_house: BulkHo
 
 async def test_a_kill_in_the_midst_of_commits_leaves_whole_batches(own_house: BulkHouse) -> None:
     house = own_house
-    rows = 2_000
+    rows = 500
     await house.make(limits={"max_queue_depth": 1_000_000})
+
+    answered: asyncio.Queue[int] = asyncio.Queue()
 
     async def go_on(target: BulkHouse, first: int) -> None:
         for batch in range(first, 1000):
             await target.fill(values(*[b"%d" % batch] * rows), batch, "app")
+            answered.put_nowait(batch)
 
-    for _ in range(3):
+    for nth in range(3):
         first = (await house.ok("GET", "/bulk/stages/app"))["last"]
         task = asyncio.create_task(go_on(house, 0 if first is None else first + 1))
-        await asyncio.wait([task], timeout=1.0)
+        await answered.get()
+        await answered.get()
+        await asyncio.wait([task], timeout=0.03 * nth)  # at one moment or another of the third
         house.broker.process.kill()
         await asyncio.wait([task])
         assert task.exception() is not None

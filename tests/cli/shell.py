@@ -23,10 +23,6 @@ from tests.cli.conftest import Ran
 PATIENCE_SECONDS = 30.0
 
 
-def _hear_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 class Shell:
     """Commands for one broker."""
 
@@ -42,9 +38,14 @@ class Shell:
             self.environ.pop(name, None)
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-        """A suite that runs in the background inherits a deaf ear for SIGINT; a command on a terminal hears it."""
-        options.setdefault("preexec_fn", _hear_interrupts)
-        return subprocess.Popen([sys.executable, "-m", "sluice", *arguments], env=self.environ, **options)
+        """A suite that runs in the background inherits a deaf ear for SIGINT; a command on a terminal hears it.
+
+        Nothing of ours runs between fork and exec: this process may have threads of gRPC, which can abort there."""
+        before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+        try:
+            return subprocess.Popen([sys.executable, "-m", "sluice", *arguments], env=self.environ, **options)
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def run(self, *arguments: str, stdin: str = "") -> Ran:
         done = subprocess.run(

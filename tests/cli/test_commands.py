@@ -455,6 +455,19 @@ def test_top_shows_one_frame_when_nobody_watches(run: Run, door: FakeDoor) -> No
     ]
 
 
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_top_has_one_line_for_each_queue_and_names_it_in_any_window(
+    run: Run, door: FakeDoor, columns: int
+) -> None:
+    queues = [queue_view("a" * 300, depth=99_999, enqueue_rate=12_345.0), queue_view("tasks/image", depth=5)]
+    door.answers["GET live"] = events(("queues", {"node": node_view(), "queues": queues}))
+    head, long, short = run("top", COLUMNS=str(columns)).stdout.splitlines()[-3:]
+    assert cells(head)[:2] == ["queue", "depth"]
+    assert cells(long)[0].endswith("a…") and cells(long)[1] == "99,999"
+    assert cells(short)[:2] == ["tasks/image", "5"]
+    assert all(len(line) <= columns for line in (head, long, short))
+
+
 def test_top_as_json_is_a_line_per_frame(run: Run, door: FakeDoor) -> None:
     frame = {"node": node_view(), "queues": [queue_view()]}
     door.answers["GET live"] = events(("queues", frame), ("queues", frame))
@@ -511,7 +524,7 @@ def test_no_line_is_wider_than_the_terminal(run: Run, door: FakeDoor, columns: i
         assert ran.code == 0
         body = ran.stdout.splitlines()[: -1 if "--full" in command else None]  # a payload is shown as it is
         assert max(len(line) for line in body) <= columns, ran.stdout
-        assert "…" not in ran.stdout or command[0] in ("peek", "dlq"), ran.stdout
+        assert "…" not in ran.stdout or command[0] in ("peek", "dlq", "top"), ran.stdout
 
 
 def test_a_long_payload_leaves_the_other_columns_whole(run: Run, door: FakeDoor) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trustme
 
-from tests.brokers import Broker, StartBroker
+from tests.brokers import Broker
 from tests.cli.shell import Inside
 
 PASSWORD = "correct horse battery staple"
@@ -27,37 +28,45 @@ class Guarded(Inside):
 
 
 @pytest.fixture
-def sluice(start_broker: StartBroker, tmp_path: Path) -> Guarded:
+def sluice(guarded: Broker) -> Guarded:
+    return Guarded(guarded, guarded.folder)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    folder = tmp_path_factory.mktemp("guarded")
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1", "localhost")
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
-    certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    certificate.private_key_pem.write_to_path(folder / "key.pem")
+    certificate.cert_chain_pems[0].write_to_path(folder / "cert.pem")
     files = Inside.__new__(Inside)
     files.environ = {}
     for role in ("viewer", "admin"):
-        made = files.run("token", "add", f"a-{role}", "--role", role, "--file", str(tmp_path / "tokens.toml"))
-        (tmp_path / role).write_text(made.stdout.split()[-1])
+        made = files.run("token", "add", f"a-{role}", "--role", role, "--file", str(folder / "tokens.toml"))
+        (folder / role).write_text(made.stdout.split()[-1])
     added = files.run(
         "user",
         "add",
         "mary",
         "--password-stdin",
         "--file",
-        str(tmp_path / "users.toml"),
+        str(folder / "users.toml"),
         stdin=PASSWORD + "\n",
     )
     assert added.code == 0, added.stderr
     config = f"""
 [tls]
-cert = "{tmp_path / "cert.pem"}"
-key = "{tmp_path / "key.pem"}"
+cert = "{folder / "cert.pem"}"
+key = "{folder / "key.pem"}"
 http = true
 [auth]
-users = "{tmp_path / "users.toml"}"
-tokens = "{tmp_path / "tokens.toml"}"
+users = "{folder / "users.toml"}"
+tokens = "{folder / "tokens.toml"}"
 """
-    return Guarded(start_broker(config, ["--mqtts", "127.0.0.1:0"]), tmp_path)
+    broker = Broker(folder, config, ["--mqtts", "127.0.0.1:0"], {})
+    yield broker
+    broker.stop()
 
 
 def test_a_token_opens_the_door_as_far_as_its_role_goes(sluice: Guarded) -> None:
@@ -101,6 +110,7 @@ def test_messages_move_with_a_name_and_a_password(sluice: Guarded) -> None:
         assert (ran.code, ran.stdout) == (1, "")
         assert "horse" not in ran.stderr
         assert ran.stderr.startswith("sluice: ")
+        assert "SLUICE_MQTT=mqtt://USER:PASSWORD@HOST:PORT" in ran.stderr
 
 
 def test_plain_http_to_a_tls_door_is_not_reachable(sluice: Guarded) -> None:

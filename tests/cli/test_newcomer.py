@@ -1,4 +1,5 @@
-"""A new user's first hour, with the commands in their order: a worker fails, why is found, mended, and put right."""
+"""A first failure put right from the terminal alone, with the commands in their order. With the browser it is
+tests/console/test_newcomer.py."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import json
 
 from sluice.client import Client, Message
 from tests.brokers import Broker
-from tests.cli.shell import Shell
+from tests.cli.shell import Inside
 
 
 async def work(broker: Broker, name: str, mended: bool, done: asyncio.Queue[str]) -> None:
@@ -28,7 +29,7 @@ def named(message: Message) -> dict[str, str]:
 
 
 async def test_a_newcomer_finds_out_why_a_job_failed_and_puts_it_right(broker: Broker) -> None:
-    sluice = Shell(broker)
+    sluice = Inside(broker)
     done: asyncio.Queue[str] = asyncio.Queue()
 
     created = await sluice.go(
@@ -51,7 +52,7 @@ async def test_a_newcomer_finds_out_why_a_job_failed_and_puts_it_right(broker: B
 
     # A worker comes, fails twice, and the job is dead.
     worker = asyncio.create_task(work(broker, "resize-1", mended=False, done=done))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         assert [await done.get(), await done.get()] == ["$nack broken.png"] * 2
     letters = json.loads((await sluice.go("dlq", "list", "images", "--json")).stdout)
     assert [row["headers"]["dead-description"] for row in letters] == ["not an image"]
@@ -86,7 +87,7 @@ async def test_a_newcomer_finds_out_why_a_job_failed_and_puts_it_right(broker: B
     assert "1 dead letter in all: max_retries 1" in preview.stdout
     redriven = await sluice.go("dlq", "retry", "images", "--reason", "max_retries", "--yes", "--json")
     assert json.loads(redriven.stdout) == {"retried": 1, "skipped": 0, "left": 0}
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         assert await done.get() == "$ack broken.png"
 
     # Done: acked, nothing dead, the books are right, and the doctor has nothing to say.

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.brokers import Broker, StartBroker
-from tests.cli.shell import Inside, Shell
+from tests.cli.shell import PATIENCE_SECONDS, Inside, Shell
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +69,11 @@ def test_a_line_is_published_when_it_comes_however_long_the_next_one_takes(sluic
         process.stdin.flush()
         assert consumer.stdout.readline() == line
     consumer.terminate()
-    consumer.communicate(timeout=20)
+    consumer.communicate(timeout=PATIENCE_SECONDS)
     process.stdin.write(b"half a li")
     process.stdin.flush()
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, out) == (130, b"Published 2 messages to slow.\n")
 
 
@@ -150,7 +150,7 @@ def test_following_ends_in_good_order(sluice: Shell, stop: signal.Signals) -> No
     sluice.run("publish", queue, "first")
     assert process.stdout.readline() == b"first\n"
     process.send_signal(stop)
-    _, notes = process.communicate(timeout=20)
+    _, notes = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, notes) == (0, b"1 message acked\n")
     group = of_group(sluice, queue, "g")
     assert (group["ledger"]["acked"], group["lag"], group["consumers"]) == (1, 0, [])
@@ -245,7 +245,7 @@ def test_top_outlives_a_restart_of_the_broker(start_broker: StartBroker) -> None
         first.stop()
         terminal.wait_for("trying again")
         again = start_broker(flags=["--http", first.facts["http"]])
-        Shell(again).run("publish", "back", "x")
+        Inside(again).run("publish", "back", "x")
         terminal.wait_for("back")
         terminal.press("q")
         assert terminal.end() == 0
@@ -258,6 +258,13 @@ def test_top_once_and_the_nodes_are_one_picture(sluice: Shell) -> None:
         row["name"] for row in json.loads(sluice.run("queue", "list", "--json").stdout)
     ]
     assert len(json.loads(sluice.run("nodes", "--json").stdout)) == 1
+
+
+@pytest.mark.parametrize("name", [".", "..", "../etc", " ", "a b?c=1&d", "grün/水"])
+def test_odd_names_are_queues_like_others(sluice: Shell, name: str) -> None:
+    assert sluice.run("queue", "create", name).code == 0
+    assert json.loads(sluice.run("queue", "show", name, "--json").stdout)["stats"]["name"] == name
+    assert sluice.run("queue", "delete", name, "--yes").code == 0
 
 
 def test_a_group_can_be_made_moved_and_deleted(sluice: Shell) -> None:
@@ -301,7 +308,7 @@ def test_a_deleted_queue_is_gone(sluice: Shell) -> None:
 
 def test_a_store_is_verified_while_its_broker_is_stopped(start_broker: StartBroker) -> None:
     broker = start_broker()
-    sluice = Shell(broker)
+    sluice = Inside(broker)
     sluice.run("publish", "checked", "x", "--count", "5")
     data = str(broker.folder / "data")
     ran = sluice.run("verify", "--data", data)
@@ -325,7 +332,7 @@ def completions(sluice: Shell, *words: str, **environ: str) -> list[str]:
         [sys.executable, "-m", "sluice"],
         env={**sluice.environ, **line, "COMP_CWORD": str(len(words)), **environ},
         capture_output=True,
-        timeout=20,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert done.stderr == b""

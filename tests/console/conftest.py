@@ -18,7 +18,7 @@ from tests.services import need_program
 
 Open = Callable[..., Console]
 
-PATIENCE = 15_000.0  # milliseconds: a guard for a busy machine; nothing waits for it when all is well
+PATIENCE = 30_000.0  # milliseconds: a guard for a busy machine; nothing waits for it when all is well
 expect.set_options(timeout=PATIENCE)
 
 

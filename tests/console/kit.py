@@ -20,7 +20,7 @@ from playwright.sync_api import BrowserContext, ConsoleMessage, Dialog, Locator,
 from tests.brokers import Broker
 
 SHOTS = Path(__file__).parents[2] / "build" / "console"
-SECONDS = 10.0
+SECONDS = 30.0
 
 
 def user_properties(kind: int, pairs: Sequence[tuple[str, str]]) -> Properties:
@@ -44,6 +44,7 @@ class Peer:
         self._client.on_connect = lambda *_: connected.put(None)
         self._client.on_subscribe = lambda *_: self._subscribed.put(None)
         self._client.on_message = self._work
+        self._client.connect_timeout = SECONDS
         self._client.connect(*_place(broker))
         self._client.loop_start()
         connected.get(timeout=SECONDS)

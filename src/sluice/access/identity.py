@@ -108,7 +108,7 @@ def require(identity: Identity, role: Role, what: str) -> None:
     """Refuse `what` (such as "purge a queue") to somebody whose role is less than `role`."""
     if identity.role < role:
         raise NotAllowed(
-            identity.name, f"{what} (that takes the role {role.word}, and this is a {identity.role.word})"
+            identity.name, f"{what} (that takes the role {role.word}, and this one is {identity.role.word})"
         )
 
 

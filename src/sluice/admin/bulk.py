@@ -369,7 +369,6 @@ def _group(queue: Queue, name: str) -> Group:
 
 def _no_group(queue: Queue, name: str) -> UnknownGroup:
     refusal = UnknownGroup(queue.name, name)
-    refusal.what = f"queue {queue.name!r} has no group {name!r}"
     refusal.do = 'Create it: PUT its progress with "create": true'
     return refusal
 

@@ -98,7 +98,13 @@ def _no_such_group(queue: Queue, name: str) -> Finding:
             f"there is no group {name!r}; consumers are in {', '.join(busy)}",
             words.doctor(queue.name, near[0] if near else busy[0]),
         )
-    told = f"; there are {', '.join(queue.groups)}" if queue.groups else ", nor any other"
+    if near:
+        return Finding(
+            "wrong-group",
+            f"there is no group {name!r}; near it: {near[0]}",
+            words.doctor(queue.name, near[0]),
+        )
+    told = f"; the queue has {', '.join(queue.groups)}" if queue.groups else ", nor any other"
     return Finding(
         "no-group", f"there is no group {name!r}{told}", words.start_first_worker(queue.name, name)
     )

@@ -10,6 +10,7 @@ from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import LEASED, WAITING, Lease
 from sluice.queues.group import Group
 from sluice.queues.ports import Consumer
+from sluice.queues.rules import STRICT
 
 
 def lag_of(group: Group) -> int:
@@ -66,7 +67,8 @@ def _nobody(group: Group) -> Finding:
         return Finding(
             "wrong-group",
             f"nobody consumes for group {group.name}, in which {lag}; consumers are in {', '.join(busy)}",
-            words.delete_group(queue.name, group.name),
+            f"Let workers subscribe with consumer-group {group.name}. If nobody needs this group any more: "
+            f"`{words.delete_group(queue.name, group.name)}`",
         )
     return Finding(
         "no-consumer",
@@ -226,6 +228,16 @@ def _standby(group: Group, serving: list[Consumer]) -> list[Finding]:
                 "standby",
                 f"{have}: {gone.client} {state}, and others serve its partitions",
                 words.consumers(queue.name),
+                is_fault=False,
+            )
+        ]
+    if queue.rules.ordering == STRICT:
+        return [
+            Finding(
+                "standby",
+                f"{have}: the order is strict, so one consumer works at a time",
+                "Leave it: who stands by takes over when that one is gone. For more at a time, make a queue with "
+                "ordering partition",
                 is_fault=False,
             )
         ]

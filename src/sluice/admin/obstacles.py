@@ -10,7 +10,9 @@ from sluice.broker.queue_consumer import QueueConsumer
 from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import LEASED, READY, Lease
 from sluice.queues.group import Group
+from sluice.queues.journal import ACKED
 from sluice.queues.ports import Consumer
+from sluice.queues.rules import STRICT
 
 
 def obstacle_of(consumer: Consumer, now: float) -> Finding | None:
@@ -45,6 +47,8 @@ def obstacle_of(consumer: Consumer, now: float) -> Finding | None:
             f"prefetch allows{since}; it last "
             f"settled or joined {words.moment(consumer.settled_at, now)}",
             f"Let {name} settle what it holds ($ack), or subscribe with a larger prefetch",
+            # A busy worker looks like one that forgets to settle, but for this: its group has acknowledged something.
+            is_fault=group is None or not any(int(cursor.counts[ACKED]) for cursor in group.cursors),
         )
     return None
 
@@ -92,25 +96,29 @@ def blocker_of(cursor: Cursor, key: object) -> Lease | None:
 
 
 def behind(blocker: Lease, now: float) -> Finding:
-    """A message cannot go because an earlier one of its key is not done."""
+    """A message cannot go because an earlier one of its key is not done; in strict order, an earlier one at all."""
     group: Group = blocker.cursor.group
     queue = group.queue
-    name = lease_name(blocker)
+    is_strict = queue.rules.ordering == STRICT
+    name = f"{lease_name(blocker)}{'' if is_strict else ' of the same key'}"
     if blocker.state == LEASED:
+        most = int(queue.rules.batch_size)
         return Finding(
             "key-busy",
-            f"consumer {blocker.holder} works on message {name} of the same key since "
-            f"{words.moment(blocker.last_at, now)}, and only one of a key goes out at a time",
-            f"Let it settle that one, or allow more with {words.configure(queue.name, 'performance.batch_size', '10')}",
+            f"consumer {blocker.holder} works on message {name} since {words.moment(blocker.last_at, now)}, and only "
+            f"{'one' if most == 1 else most} {'of a strict queue' if is_strict else 'of a key'} "
+            f"{'goes' if most == 1 else 'go'} out at a time",
+            "Let it settle that one, or allow more with "
+            + words.configure(queue.name, "performance.batch_size", str(10 * most)),
             is_fault=False,
         )
     last = f"; it failed with: {blocker.description}" if blocker.description else ""
     return Finding(
         "key-blocked",
-        f"message {name} of the same key waits for its retry until {words.moment(blocker.due, now)} and holds back "
-        f"those behind it{last}",
-        f"{words.explain(name, queue.name)} tells why it fails. What may overtake is a matter of ordering: none does "
-        "not wait",
+        f"message {name} waits for its retry until {words.moment(blocker.due, now)} and holds back those behind it"
+        f"{last}",
+        f"{words.explain(lease_name(blocker), queue.name)} tells why it fails. What may overtake is a matter of "
+        "ordering: none does not wait",
     )
 
 

@@ -28,6 +28,7 @@ from sluice.admin.views import (
 )
 from sluice.broker.broker import Broker
 from sluice.broker.queue_door import QueueDoor
+from sluice.broker.responses import refuse_queue
 from sluice.errors import GroupExists, InUse, InvalidQueueConfig, UnknownGroup, UnknownMessage
 from sluice.queues.engine import Engine
 from sluice.queues.group import Group
@@ -86,11 +87,13 @@ class AdminService:
         return found
 
     async def create_queue(self, config: object) -> QueueDetail:
+        """The answer is of the queue that was made, even if somebody has deleted it meanwhile."""
+        refuse_queue(config)
         self._hands.begin()
         queue = self._queues.create(config)
         self._door.appeared(queue)
         await self._hands.kept()
-        return await self.queue(queue.name)
+        return looking.queue_detail(queue, self._queues, self._register)
 
     async def queue(self, name: str) -> QueueDetail:
         self._hands.look()

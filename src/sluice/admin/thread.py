@@ -24,7 +24,7 @@ from sluice.access.identity import Keyring
 from sluice.admin.desk import Desk
 from sluice.admin.rest.app import MAX_BODY, RestDoor, make_app
 from sluice.admin.rest.bulk import CONNECTION, BulkDoor
-from sluice.admin.rest.line import Line
+from sluice.admin.rest.line import IDLE_SECONDS, Line
 from sluice.admin.rest.live import LiveFeed
 from sluice.broker.listener import ListenerError
 from sluice.notation import Address
@@ -234,6 +234,7 @@ class HttpServer:
             proxy_headers=False,
             backlog=BACKLOG,
             limit_concurrency=MOST_CONNECTIONS,
+            timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=GRACE_SECONDS,
             ssl_context_factory=None if tls is None else lambda config, usual: tls,
         )

@@ -11,6 +11,7 @@ import json
 from typing import Final
 
 from sluice.broker.queue_door import QueueDoor
+from sluice.broker.responses import refuse_queue
 from sluice.broker.router import Router
 from sluice.broker.scheduler import Scheduler
 from sluice.clock import Deadline
@@ -32,7 +33,9 @@ class AdminTopics(Deadline):
         """Carry out what a publish to `$admin/...` asks for. Refusals are raised."""
         levels = topic.decode().split("/")
         if levels[1:] == ["queue", "create"]:
-            queue = self._door.service.create(_json(payload))
+            config = _json(payload)
+            refuse_queue(config)
+            queue = self._door.service.create(config)
             self._door.appeared(queue)
         elif len(levels) > 3 and levels[1] == "queue" and levels[-1] == "config":
             name = "/".join(levels[2:-1])

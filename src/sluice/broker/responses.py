@@ -17,7 +17,8 @@ from sluice.broker.scheduler import Scheduler
 from sluice.broker.session import Session
 from sluice.broker.subscriptions import Subscription
 from sluice.clock import Deadline
-from sluice.errors import ResponsesFull
+from sluice.errors import InvalidQueueConfig, ResponsesFull
+from sluice.queues.names import RESPONSES
 from sluice.wire.packets import Publish
 from sluice.wire.topics import matches
 
@@ -105,6 +106,16 @@ class Responses(Deadline):
                         del self._by_topic[waiting.message.topic]
         self._armed = len(line) > 0
         return line[0].until if line else 0.0
+
+
+def refuse_queue(config: object) -> None:
+    """Somebody wants to make a queue among the answers: nothing that is published there would ever come to it."""
+    name = config.get("name") if isinstance(config, dict) else None
+    if isinstance(name, str) and name.removeprefix("$queue/").startswith(RESPONSES):
+        raise InvalidQueueConfig(
+            f"name {name!r} cannot be a queue: responses is reserved for answers, which are no queues",
+            "Choose a name such as tasks/image",
+        )
 
 
 def _size(message: Publish) -> i64:

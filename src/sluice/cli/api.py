@@ -30,6 +30,8 @@ def of_queue(name: str, *more: str) -> str:
     plain = name.removeprefix("$queue/")
     if not plain or "$" in plain:
         raise wrong_command(f"{name!r} cannot be a queue", "Name one as in tasks/image, without $, + and #")
+    if plain in (".", ".."):
+        plain = f"$queue${plain}"  # alone, a path would lose them on its way
     return "/".join(
         ["queues", quote(plain.replace("/", "$"), safe="$"), *(quote(one, safe="") for one in more)]
     )

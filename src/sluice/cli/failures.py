@@ -53,7 +53,7 @@ def guarded(trusting: str) -> Iterator[None]:
         _tell(failure.what, failure.do)
         raise typer.Exit(failure.code) from None
     except SluiceError as refusal:
-        _tell(refusal.what, refusal.do)
+        _tell(refusal.what, _cure_of(refusal))
         raise typer.Exit(_code_of(refusal)) from None
     except BrokenPipeError:
         _nobody_reads()
@@ -72,6 +72,15 @@ def guarded(trusting: str) -> Iterator[None]:
             "SLUICE_TRACEBACK=1 shows where it happened",
         )
         raise typer.Exit(REFUSED) from None
+
+
+def _cure_of(refusal: SluiceError) -> str:
+    """A token opens the REST door alone; who has one may wonder why messages do not move."""
+    from sluice.client import ConnectRefused
+
+    if isinstance(refusal, ConnectRefused) and refusal.reason in (0x86, 0x87):
+        return "Name a user with SLUICE_MQTT=mqtt://USER:PASSWORD@HOST:PORT, or --mqtt; a token is for REST alone"
+    return refusal.do
 
 
 def _code_of(refusal: SluiceError) -> int:

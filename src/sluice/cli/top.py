@@ -33,6 +33,11 @@ REMEMBERED: Final = 120  # frames
 AGAIN_SECONDS: Final = 1.0
 ORDERS: Final = ("depth", "name", "in", "out", "dead")
 
+HEADS: Final = ("depth", "trend", "in/s", "acked/s", "out", "retry", "dead", "consumers")
+GIVING_WAY: Final = ("trend", "out", "retry", "in/s", "acked/s", "consumers")
+LEAST_NAME: Final = 20
+LEAST_TREND: Final = 8
+
 Frame = dict[str, Any]
 
 
@@ -206,28 +211,42 @@ def _head(frame: Frame, trouble: str) -> Text:
 
 
 def _grid(rows: list[Frame], history: History, width: int) -> Table:
-    longest = max(cell_len(row["name"]) for row in rows)
-    bars = max(8, min(40, width - 62 - longest))
-    columns = [Column("queue"), Column("depth", number=True)]
-    curve = any(history.of(row["name"]) for row in rows)  # not of a single frame
-    columns += [Column("trend", number=True, style="cyan")] if curve else []
-    columns += [
-        Column(head, number=True) for head in ("in/s", "acked/s", "out", "retry", "dead", "consumers")
-    ]
-    shown: list[list[str | Text]] = []
-    for row in rows:
-        lonely = row["depth"] > 0 and not row["active_consumers"] and not row["is_dead_letters"]
-        shown.append(
-            [
-                row["name"],
-                styled(count(row["depth"]), style=BAD if row["depth"] >= row["max_depth"] else ""),
-                *([sparkline(history.of(row["name"]), bars)] if curve else []),
-                rate(row["enqueue_rate"]),
-                rate(row["ack_rate"]),
-                count(row["inflight"]),
-                styled(count(row["retrying"]), style=WARN if row["retrying"] else ""),
-                styled(count(row["dlq_depth"]), style=BAD if row["dlq_depth"] else ""),
-                styled(count(row["active_consumers"]), style=WARN if lonely else ""),
-            ]
-        )
-    return table(columns, shown)
+    """One line for each queue, whatever its name: a picture that grows out of its screen loses its end. In a narrow
+    window columns give way, before the name does."""
+    shown = [_cells(row) for row in rows]
+    past = [history.of(row["name"]) for row in rows]
+    heads = [head for head in HEADS if head != "trend" or any(past)]  # a single frame has none
+    for gives_way in GIVING_WAY:
+        if _width(heads, shown) + LEAST_NAME <= width:
+            break
+        heads = [head for head in heads if head != gives_way]
+    longest = max(cell_len(row["queue"].plain) for row in shown)
+    bars = max(LEAST_TREND, min(40, width - _width(heads, shown) - longest + LEAST_TREND))
+    for row, depths in zip(shown, past, strict=True):
+        row["trend"] = Text(sparkline(depths, bars))
+    columns = [Column("queue", cut=True)]
+    columns += [Column(head, number=True, style="cyan" if head == "trend" else "") for head in heads]
+    return table(columns, [[row[head] for head in ("queue", *heads)] for row in shown], width)
+
+
+def _cells(row: Frame) -> dict[str, Text]:
+    lonely = row["depth"] > 0 and not row["active_consumers"] and not row["is_dead_letters"]
+    return {
+        "queue": styled(row["name"]),
+        "depth": styled(count(row["depth"]), style=BAD if row["depth"] >= row["max_depth"] else ""),
+        "in/s": styled(rate(row["enqueue_rate"])),
+        "acked/s": styled(rate(row["ack_rate"])),
+        "out": styled(count(row["inflight"])),
+        "retry": styled(count(row["retrying"]), style=WARN if row["retrying"] else ""),
+        "dead": styled(count(row["dlq_depth"]), style=BAD if row["dlq_depth"] else ""),
+        "consumers": styled(count(row["active_consumers"]), style=WARN if lonely else ""),
+    }
+
+
+def _width(heads: list[str], rows: list[dict[str, Text]]) -> int:
+    """What all columns but the name take, with the narrowest of trends."""
+    return sum(
+        2
+        + (LEAST_TREND if head == "trend" else max([len(head), *(cell_len(row[head].plain) for row in rows)]))
+        for head in heads
+    )

@@ -75,8 +75,8 @@ async def opened(keyring: Keyring | None = None, **doors: Any) -> AsyncIterator[
         address = parse_address(door.address)
         root = f"http://{address}"
         async with (
-            httpx.AsyncClient(base_url=f"{root}/api/v1", timeout=10) as api,
-            httpx.AsyncClient(base_url=root, timeout=10) as web,
+            httpx.AsyncClient(base_url=f"{root}/api/v1", timeout=30) as api,
+            httpx.AsyncClient(base_url=root, timeout=30) as web,
         ):
             yield Door(house, thread, address, api, web)
         await thread.stop()
@@ -105,7 +105,7 @@ def keyring() -> Keyring:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    """Something on another thread comes to pass; ten seconds are for ever."""
-    async with asyncio.timeout(10):
+    """Something on another thread comes to pass; half a minute is for ever."""
+    async with asyncio.timeout(30):
         while not true():  # noqa: ASYNC110 there is nothing of that thread to wait for
             await asyncio.sleep(0.005)

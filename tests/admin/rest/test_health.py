@@ -20,7 +20,7 @@ async def test_a_broker_that_answers_is_well(door: Door) -> None:
 async def test_a_broker_whose_loop_is_stuck_is_not_well(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sluice.admin.rest.node.PULSE_SECONDS", 0.1)
     with ThreadPoolExecutor(1) as hands:
-        asking = hands.submit(httpx.get, f"http://{door.address}/healthz", timeout=10)
+        asking = hands.submit(httpx.get, f"http://{door.address}/healthz", timeout=30)
         answer = asking.result(20)  # this loop is the broker's: it is held up until the answer is there
     assert answer.status_code == 503
     assert answer.json()["error"] == "busy"

@@ -24,7 +24,7 @@ class Stream:
     async def next(self) -> tuple[str, Any]:
         """The next event; a comment has the name ':'."""
         name = ""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             async for line in self._lines:
                 if line.startswith(":"):
                     return ":", line

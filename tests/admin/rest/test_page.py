@@ -37,7 +37,7 @@ def test_the_commands_of_the_page_do_what_it_says(broker: Broker, tmp_path: Path
 
 
 def test_the_table_of_the_page_names_every_route(broker: Broker) -> None:
-    spec = httpx.get(f"http://{broker.address('http')}/openapi.json").json()
+    spec = httpx.get(f"http://{broker.address('http')}/openapi.json", timeout=30).json()
     page = (ROOT / PAGE).read_text("utf-8")
     told = {
         (method, re.sub(r"\?.*", "", path.replace("...", "/queues/{name}")).replace("{id}", "{message_id}"))
@@ -54,7 +54,7 @@ def test_the_table_of_the_page_names_every_route(broker: Broker) -> None:
 
 @pytest.mark.parametrize("role", ["operator", "admin"])
 def test_the_table_of_the_page_names_the_roles(broker: Broker, role: str) -> None:
-    spec = httpx.get(f"http://{broker.address('http')}/openapi.json").json()
+    spec = httpx.get(f"http://{broker.address('http')}/openapi.json", timeout=30).json()
     rows = [
         line
         for line in (ROOT / PAGE).read_text("utf-8").splitlines()

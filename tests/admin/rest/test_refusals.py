@@ -36,7 +36,8 @@ async def house() -> AsyncIterator[Door]:
         (400, "POST", "/queues", {"name": "a", "partitions": 0}, "invalid_queue_config", "from 1 to 4096"),
         (400, "POST", "/queues", {"name": "a", "partitoins": 1}, "invalid_queue_config", "partitoins"),
         (400, "POST", "/queues", {"name": "a+b"}, "invalid_queue_config", "no +"),
-        (400, "POST", "/queues", ["tasks"], "invalid_request", "the body"),
+        (400, "POST", "/queues", ["tasks"], "invalid_request", "the body must be a JSON object"),
+        (400, "POST", "/queues/tasks/groups", {"name": 7}, "invalid_request", "name must be text"),
         (400, "PUT", "/queues/tasks/config", {"partitions": 1}, "invalid_queue_config", "only become more"),
         (400, "POST", "/queues/tasks/groups", {"name": "a/b"}, "invalid_queue_config", "a/b"),
         (400, "POST", "/queues/tasks/groups", {}, "invalid_request", "name is missing"),
@@ -60,6 +61,13 @@ async def test_a_refusal_says_what_is_wrong_and_what_to_do(
     told = await house.no(status, method, path, **how)
     assert told["error"] == error
     assert word in told["message"]
+
+
+async def test_a_body_that_is_nested_without_end_is_refused_in_words(house: Door) -> None:
+    told = await house.no(
+        400, "POST", "/queues", content=b"[" * 100_000, headers={"Content-Type": "application/json"}
+    )
+    assert told["message"] == "the body cannot be read as JSON"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ OPERATION = ("get", "put", "post", "delete")
 def broker(start_broker: StartBroker) -> Broker:
     """With what the examples of the description speak of."""
     broker = start_broker(flags=["--store", "memory", "--grpc", "off"])
-    with httpx.Client(base_url=f"http://{broker.address('http')}/api/v1") as api:
+    with httpx.Client(base_url=f"http://{broker.address('http')}/api/v1", timeout=30) as api:
         assert api.post("/queues", json={"name": "tasks/image", "limits": {"retention": "1h"}}).is_success
         assert api.post("/queues/tasks$image/groups", json={"name": "workers"}).is_success
         assert api.post(
@@ -34,7 +34,7 @@ def broker(start_broker: StartBroker) -> Broker:
     return broker
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_the_door_does_what_its_description_says(broker: Broker) -> None:
     done = subprocess.run(
         [
@@ -53,24 +53,24 @@ def test_the_door_does_what_its_description_says(broker: Broker) -> None:
         cwd=broker.folder,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    spec = httpx.get(f"http://{broker.address('http')}/openapi.json").json()
+    spec = httpx.get(f"http://{broker.address('http')}/openapi.json", timeout=30).json()
     assert f"Tested: {sum(len(operations) for operations in spec['paths'].values()) - 3}" in done.stdout
     assert "Traceback" not in broker.log_text()
 
 
 def test_answers_are_described_as_they_look(broker: Broker) -> None:
     root = f"http://{broker.address('http')}"
-    schemas: dict[str, Any] = httpx.get(f"{root}/openapi.json").json()["components"]["schemas"]
-    [message] = httpx.get(f"{root}/api/v1/queues/tasks$image/messages").json()
+    schemas: dict[str, Any] = httpx.get(f"{root}/openapi.json", timeout=30).json()["components"]["schemas"]
+    [message] = httpx.get(f"{root}/api/v1/queues/tasks$image/messages", timeout=30).json()
     assert sorted(schemas["Message"]["required"]) == sorted(message)
     assert {"type": "null"} in schemas["Message"]["properties"]["payload"]["anyOf"]
 
 
 def test_every_operation_is_described(broker: Broker) -> None:
-    spec: dict[str, Any] = httpx.get(f"http://{broker.address('http')}/openapi.json").json()
+    spec: dict[str, Any] = httpx.get(f"http://{broker.address('http')}/openapi.json", timeout=30).json()
     names: list[str] = []
     for path, operations in spec["paths"].items():
         for method, operation in operations.items():

@@ -28,7 +28,7 @@ async def test_both_doors_open_on_free_ports_and_close(door: Door) -> None:
     thread = AdminThread(door.house.desk, door.house.keyring, AdminDoors(ANY_PORT, ANY_PORT))
     opened = {one.name: parse_address(one.address) for one in await thread.start()}
     assert list(opened) == ["http", "grpc"]
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=30) as client:
         assert (await client.get(f"http://{opened['http']}/healthz")).status_code == 200
     await thread.stop()
     for address in opened.values():
@@ -94,7 +94,7 @@ async def test_a_stop_does_not_wait_for_ever(open_door: OpenDoor, monkeypatch: p
     monkeypatch.setattr(door.house.service, "verify", stuck)
     asking = asyncio.create_task(door.api.get("/verify"))
     await begun.wait()
-    async with asyncio.timeout(6):
+    async with asyncio.timeout(30):
         await door.thread.stop()
         await cancelled.wait()  # the question is taken back as well
     asking.cancel()
@@ -123,7 +123,7 @@ async def test_a_question_is_taken_back_when_its_asker_has_gone(
     monkeypatch.setattr("sluice.admin.rest.node.VERIFY_SECONDS", 0.1)
     told = await door.no(503, "GET", "/verify")
     assert told["error"] == "busy"
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await cancelled.wait()
 
 
@@ -148,7 +148,7 @@ async def test_a_door_that_fails_is_seen_and_the_broker_goes_on(
 
 def test_the_ready_line_names_the_doors_and_they_answer(start_broker: StartBroker) -> None:
     broker = start_broker()
-    answer = httpx.get(f"http://{broker.address('http')}/api/v1/node")
+    answer = httpx.get(f"http://{broker.address('http')}/api/v1/node", timeout=30)
     assert answer.json()["store"] == "embedded"
     assert broker.address("grpc").port > 0
     broker.stop()
@@ -164,20 +164,20 @@ def test_doors_that_are_off_are_not_there(start_broker: StartBroker) -> None:
 def test_the_server_does_without_queues(start_broker: StartBroker) -> None:
     broker = start_broker("[queues]\nenabled = false")
     root = f"http://{broker.address('http')}"
-    assert httpx.get(f"{root}/readyz").status_code == 200
-    assert httpx.get(f"{root}/api/v1/queues").json()["error"] == "queues_disabled"
+    assert httpx.get(f"{root}/readyz", timeout=30).status_code == 200
+    assert httpx.get(f"{root}/api/v1/queues", timeout=30).json()["error"] == "queues_disabled"
     with grpc.insecure_channel(str(broker.address("grpc"))) as channel:
         admin = QueueAdminStub(channel)
         with pytest.raises(grpc.RpcError, match="queues are switched off"):
-            admin.CreateQueue(pb.CreateQueueRequest(config_json='{"name": "tasks"}'), timeout=10)
-        assert admin.GetNode(pb.GetNodeRequest(), timeout=10).queues == 0
+            admin.CreateQueue(pb.CreateQueueRequest(config_json='{"name": "tasks"}'), timeout=30)
+        assert admin.GetNode(pb.GetNodeRequest(), timeout=30).queues == 0
 
 
 # ---- those who take their time
 
 
 async def told(reader: asyncio.StreamReader) -> bytes:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         return await reader.read()
 
 
@@ -197,14 +197,35 @@ async def test_who_does_not_come_to_the_end_of_a_request_is_not_waited_for(
             await anext(lines)
 
 
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+@pytest.mark.parametrize(("behind", "at_once"), [(b"GET /", True), (b"GET /", False), (b"\r\n", False)])
 async def test_bytes_behind_an_answer_do_not_keep_a_connection(
+    open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch, behind: bytes, at_once: bool
+) -> None:
+    monkeypatch.setattr("sluice.admin.rest.line.HEAD_SECONDS", 0.1)
+    door = await open_door()
+    reader, writer = await asyncio.open_connection(door.address.host, door.address.port)
+    writer.write(HEALTH + (behind if at_once else b""))
+    assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
+    if not at_once:
+        writer.write(behind)
+    assert await told(reader) == b""
+    writer.close()
+
+
+async def test_a_connection_may_rest_between_two_requests(
     open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sluice.admin.rest.line.HEAD_SECONDS", 0.1)
     door = await open_door()
     reader, writer = await asyncio.open_connection(door.address.host, door.address.port)
-    writer.write(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /")
-    assert (await told(reader)).startswith(b"HTTP/1.1 200 ")
+    for _ in range(2):
+        writer.write(HEALTH)
+        assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
+        await asyncio.sleep(0.3)  # longer than a head may take
+    assert not reader.at_eof()
     writer.close()
 
 
@@ -249,7 +270,7 @@ def test_a_broker_whose_http_port_is_taken_says_so_and_does_not_start(start_brok
 
 def test_a_broker_stops_in_time_with_streams_and_requests_open(start_broker: StartBroker) -> None:
     broker = start_broker()
-    with httpx.stream("GET", f"http://{broker.address('http')}/api/v1/live", timeout=10) as stream:
+    with httpx.stream("GET", f"http://{broker.address('http')}/api/v1/live", timeout=30) as stream:
         lines = stream.iter_lines()
         next(lines)
         broker.stop()

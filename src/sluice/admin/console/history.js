@@ -1,6 +1,7 @@
 // What the stream has told, for charts: the last five minutes of each queue and of the whole, one sample a second.
 // All series share one ring of times, so a queue costs its numbers and no more. The broker keeps no history of its
-// own: a chart begins when the console is opened.
+// own: a chart begins when the console is opened. It needs two looks to tell a rate, and answers the first with 0: what
+// nobody knows yet is not drawn.
 
 export const SAMPLES = 300;
 const FIELDS = ["depth", "enqueue_rate", "deliver_rate", "ack_rate"];
@@ -30,13 +31,15 @@ export class History {
     const sums = { depth: 0, enqueue_rate: 0, deliver_rate: 0, ack_rate: 0 };
     for (const queue of queues) {
       let series = this.queues.get(queue.name);
-      if (!series) this.queues.set(queue.name, (series = new Series(FIELDS)));
+      const isNew = !series;
+      if (isNew) this.queues.set(queue.name, (series = new Series(FIELDS)));
       for (const field of FIELDS) {
-        series.values[field][this.at] = queue[field];
+        series.values[field][this.at] = isNew && field !== "depth" ? NaN : queue[field];
         sums[field] += queue[field];
       }
       series.seen = this.ticks;
     }
+    if (this.ticks === 1) for (const field of FIELDS) if (field !== "depth") sums[field] = NaN;
     for (const [name, series] of this.queues) {
       if (series.seen === this.ticks) continue;
       for (const field of FIELDS) series.values[field][this.at] = NaN;

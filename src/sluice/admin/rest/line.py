@@ -11,13 +11,20 @@ from typing import Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-HEAD_SECONDS: Final = 10.0  # from the opening of a connection, or from an answer, to the end of the next head
+HEAD_SECONDS: Final = (
+    10.0  # from the opening of a connection, or from the first byte behind an answer, to a whole head
+)
+# A connection that rests between two requests. Clients keep one for 5 to 60 seconds: with less patience than theirs, a
+# request would now and then meet a door that is just closing, and fail.
+IDLE_SECONDS: Final = 65
 HEAD_BYTES: Final = 65_536  # that may come at a stretch without being a body: of a head, or of trailers
 
 
 class Line(HttpToolsProtocol):
     _patience: asyncio.TimerHandle | None = None
     _loose = 0  # bytes since the last whole head or piece of a body
+    _rests = False  # all that was asked is answered
+    _begun = False  # part of a head is there
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -30,11 +37,20 @@ class Line(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._loose += len(data)
         super().data_received(data)
-        if self._loose > HEAD_BYTES and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._loose > HEAD_BYTES:
             self.send_400_response("The head of the request is too large.")
+        elif self._rests and self._patience is None:
+            self._wait()
+
+    def on_message_begin(self) -> None:
+        self._begun = True
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._loose = 0
+        self._rests = self._begun = False
         self._wait_no_more()
         super().on_headers_complete()
 
@@ -43,9 +59,9 @@ class Line(HttpToolsProtocol):
         super().on_body(body)
 
     def on_response_complete(self) -> None:
-        is_last = not self.pipeline
+        self._rests = not self.pipeline
         super().on_response_complete()
-        if is_last and not self.transport.is_closing():
+        if self._rests and self._begun and not self.transport.is_closing():
             self._wait()
 
     def _wait(self) -> None:

@@ -173,6 +173,15 @@ MEANING: Final = {
     503: "The server is stopping, too busy, or its store has failed",
 }
 
+# What a library says, as callers would: they send JSON.
+_PLAIN: Final = {
+    "a valid dictionary": "a JSON object",
+    "a valid string": "text",
+    "a valid list": "a JSON list",
+    "a valid boolean": "true or false",
+}
+UNREADABLE: Final = "There was an error parsing the body"
+
 USUAL_CURE: Final = "See /docs for what is allowed"
 
 
@@ -229,6 +238,8 @@ def _problem(error: dict[str, Any]) -> str:
     where, *path = error["loc"]
     key = ".".join(str(part) for part in path)
     words = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    for spoken, plain in _PLAIN.items():
+        words = words.replace(spoken, plain)
     if error["type"] == "json_invalid":
         return f"the body is not JSON: {error.get('ctx', {}).get('error', '')} at character {key}"
     if error["type"] == "extra_forbidden":
@@ -270,7 +281,10 @@ def install(app: FastAPI) -> None:
             answer = answer_refusal(WrongMethod(request.method, path))
             answer.headers["Allow"] = ", ".join(methods_at(app, request.scope["path"]))
             return answer
-        return answer_refusal(InvalidRequest(str(fault.detail) or HTTPStatus(fault.status_code).phrase))
+        told = str(fault.detail) or HTTPStatus(fault.status_code).phrase
+        return answer_refusal(
+            InvalidRequest("the body cannot be read as JSON" if told == UNREADABLE else told)
+        )
 
     async def nested(request: Request, fault: Exception) -> Response:
         return answer_refusal(InvalidRequest("the body is nested too deeply"))

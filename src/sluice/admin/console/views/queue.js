@@ -29,20 +29,12 @@ export function queuePage(app, route) {
   const remove = async () => {
     if (await deleteQueue(name)) location.hash = to.overview();
   };
-  const actions = [
-    app.button(
-      "Publish a message",
-      "operator",
-      async () => (await publishMessage(name)) && tab?.refresh?.(),
-      "primary",
-    ),
-    app.button(
-      "Purge",
-      "operator",
-      async () => (await purgeQueue(name, page.latest?.stats.depth)) && tab?.refresh?.(),
-    ),
-    app.button("Delete", "admin", remove),
-  ];
+  const purge = async () => (await purgeQueue(name, page.latest?.stats.depth)) && tab?.refresh?.();
+  const publish = async () => {
+    if (await publishMessage(name)) gone ? load() : tab?.refresh?.();
+  };
+  const ofLiving = [app.button("Purge", "operator", purge), app.button("Delete", "admin", remove)];
+  const actions = [app.button("Publish a message", "operator", publish, "primary"), ...ofLiving];
   const element = h(
     "div",
     { class: "page" },
@@ -53,6 +45,8 @@ export function queuePage(app, route) {
 
   let tab = null;
   let alive = true;
+  let gone = false; // there is no such queue
+  let missed = 0; // how often in a row the stream has not told of it: among very many it may never do
 
   const page = {
     title: name,
@@ -65,7 +59,8 @@ export function queuePage(app, route) {
     /** The same queue: change the tab and leave the rest, the focus included. */
     navigate(next) {
       if (next.page !== "queue" || next.name !== name) return false;
-      showTab(next);
+      route = next;
+      if (!gone) showTab(next);
       return true;
     },
     detail(detail) {
@@ -75,6 +70,8 @@ export function queuePage(app, route) {
     },
     tick() {
       const stats = app.queues.get(name);
+      missed = stats ? 0 : missed + 1;
+      if (gone ? stats : missed === 2) load(); // it came, or it went
       if (stats && page.latest) showStats(stats);
       tab?.tick?.();
     },
@@ -123,11 +120,25 @@ export function queuePage(app, route) {
     try {
       const detail = await api.queue(name);
       if (!alive) return;
+      if (gone) missed = 0;
+      setGone(false);
       page.detail(detail);
-      showTab(route);
+      if (!tab) showTab(route);
+      app.live.follow(name);
     } catch (fault) {
-      if (alive) replace(place, fault.status === 404 ? missing(name) : failed(fault, load));
+      if (!alive) return;
+      tab?.destroy?.();
+      tab = null;
+      setGone(fault.status === 404);
+      replace(place, gone ? missing(name) : failed(fault, load));
     }
+  }
+
+  /** What is not there can be neither emptied nor deleted; a message would make it. */
+  function setGone(is) {
+    gone = is;
+    for (const action of ofLiving) action.hidden = gone;
+    if (gone) page.latest = null;
   }
   load();
   return page;

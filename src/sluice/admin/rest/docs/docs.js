@@ -140,7 +140,8 @@ function draw(spec) {
   const main = document.querySelector("[data-operations]");
   const index = document.querySelector("[data-index]");
   document.querySelector("[data-version]").textContent = spec.info.version;
-  main.replaceChildren(element("p", {}, prose(spec.info.description)));
+  const paragraphs = spec.info.description.trim().split(/\n\n+/);
+  main.replaceChildren(...paragraphs.map((text) => element("p", {}, prose(text.replaceAll("\n", " ")))));
   for (const tag of spec.tags) {
     main.append(element("h2", {}, tag.name), element("p", {}, tag.description));
     index.append(element("h2", {}, tag.name));
