@@ -24,7 +24,12 @@ class Portal:
 
     def wait(self, call: Coroutine[Any, Any, R]) -> R:
         """The result of a coroutine. Interrupted while it waits (Ctrl-C), the call is cancelled and not left behind."""
-        future = asyncio.run_coroutine_threadsafe(call, self._running())
+        try:
+            loop = self._running()
+        except ClientClosed:
+            call.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(call, loop)
         try:
             return future.result()
         except BaseException:
