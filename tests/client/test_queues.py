@@ -309,3 +309,17 @@ async def test_3_1_1_says_what_it_cannot_carry(sluice_broker: VirtualBroker) -> 
         [job] = await take(client, "jobs", 1)
         with pytest.raises(Unsupported, match="cannot carry delay"):
             await job.nack(5)
+
+
+async def test_a_queue_is_made_or_changed_by_declaring_it(sluice_broker: VirtualBroker) -> None:
+    async with sluice_broker.client() as client:
+        assert await client.declare_queue("jobs", retry_policy={"max_retries": 0})
+        assert not await client.declare_queue("$queue/jobs", limits={"max_queue_depth": 1})
+        await client.publisher("jobs").send("x")
+        with pytest.raises(PublishRefused, match="is full"):
+            await client.publisher("jobs").send("y")
+        with pytest.raises(PublishRefused, match="colour"):
+            await client.declare_queue("jobs", colour="red")
+        job = await anext(client.consumer("jobs"))
+        await job.nack(confirm=True)
+    assert [one.reason for one in sluice_broker.dead_letters("jobs")] == ["max_retries"]

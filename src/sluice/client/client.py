@@ -7,6 +7,7 @@ the two to the application's tasks, and has no task of its own.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import ssl
 from collections.abc import Callable, Sequence
@@ -16,14 +17,14 @@ from urllib.parse import unquote, urlsplit
 
 from sluice.client.confirm import Confirm, finished
 from sluice.client.consumer import Consumer
-from sluice.client.errors import ClientClosed, ClientError, TooManyUnconfirmed, Unsupported
+from sluice.client.errors import ClientClosed, ClientError, PublishRefused, TooManyUnconfirmed, Unsupported
 from sluice.client.exchange import Asking, PublishResult
 from sluice.client.inbox import Inbox, Messages
 from sluice.client.lifeline import Lifeline
 from sluice.client.message import Message
 from sluice.client.options import Backoff, Dial, Options, UserProperties, Will, user_pairs
 from sluice.client.protocol import ClientProtocol, Connected, State, requests_for
-from sluice.client.publisher import Publisher
+from sluice.client.publisher import QUEUE_PREFIX, Publisher
 from sluice.client.publishing import Payload, PublishProperties, make_publish, refuse_properties
 from sluice.client.replies import ReplyOptions, make_reply
 from sluice.client.requests import Requester
@@ -32,6 +33,7 @@ from sluice.client.switch import Switch
 from sluice.client.waiters import Waiters
 from sluice.wire.packets import V5, Subscribe, Unsubscribe
 from sluice.wire.properties import Properties
+from sluice.wire.reasons import TOPIC_NAME_INVALID
 
 
 class Client:
@@ -323,6 +325,19 @@ class Client:
         return Messages(self._inbox)
 
     # Queues
+
+    async def declare_queue(self, queue: str, **config: object) -> bool:
+        """See that `queue` is there and has this configuration (`retry_policy={"max_retries": 3}`); True: it was made
+        now. What is not named stays as it is, or as the server's templates say."""
+        name = queue.removeprefix(QUEUE_PREFIX)
+        try:
+            await self.publish(f"$admin/queue/{name}/config", json.dumps(config), qos=1)
+            return False
+        except PublishRefused as refusal:
+            if refusal.reason != TOPIC_NAME_INVALID:
+                raise
+        await self.publish("$admin/queue/create", json.dumps({"name": name, **config}), qos=1)
+        return True
 
     def publisher(self, queue: str) -> Publisher:
         """Publishes to `queue` (`tasks`, or `$queue/tasks`): each message with an id, so that none is stored twice."""

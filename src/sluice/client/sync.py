@@ -220,6 +220,7 @@ class Client(Facade[_Client]):
     publish_nowait = calling(_Client.publish_nowait)
     subscribe = waiting(_Client.subscribe)
     unsubscribe = waiting(_Client.unsubscribe)
+    declare_queue = waiting(_Client.declare_queue)
     publisher = making(_Client.publisher, Publisher)
     consumer = making(_Client.consumer, Consumer)
     request = awaiting(_Client.request, Message)
