@@ -326,7 +326,7 @@ class Client:
 
     # Queues
 
-    async def declare_queue(self, queue: str, **config: object) -> bool:
+    async def declare_queue(self, queue: str, /, **config: object) -> bool:
         """See that `queue` is there and has this configuration (`retry_policy={"max_retries": 3}`); True: it was made
         now. What is not named stays as it is, or as the server's templates say."""
         name = queue.removeprefix(QUEUE_PREFIX)
