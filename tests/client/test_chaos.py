@@ -1,6 +1,6 @@
 """Lines that break at random: nothing is lost, and the order of each key is kept.
 
-A few seconds in the suite; `SLUICE_CHAOS_SECONDS=60 python -m pytest tests/client/test_chaos.py` for longer."""
+A few seconds in the suite; `CHAOS_SECONDS=60 python -m pytest tests/client/test_chaos.py` for longer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluice.worker import Worker
 from tests.brokers import Broker
 from tests.client.servers import Proxy
 
-SECONDS = float(os.environ.get("SLUICE_CHAOS_SECONDS", "4"))
+SECONDS = float(os.environ.get("CHAOS_SECONDS", "4"))
 KEYS = 20
 QUICK = Backoff(initial_seconds=0.01, max_seconds=0.05)
 
