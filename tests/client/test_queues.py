@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sluice.client import Client, Delivery, Draft, PublishRefused, SomeRefused, Unsupported
+from sluice.client import Client, ClientClosed, Delivery, Draft, PublishRefused, SomeRefused, Unsupported
 from sluice.testing import VirtualBroker
 
 
@@ -323,3 +323,22 @@ async def test_a_queue_is_made_or_changed_by_declaring_it(sluice_broker: Virtual
         job = await anext(client.consumer("jobs"))
         await job.nack(confirm=True)
     assert [one.reason for one in sluice_broker.dead_letters("jobs")] == ["max_retries"]
+
+
+async def test_a_closed_consumer_gives_nothing_more(sluice_broker: VirtualBroker) -> None:
+    async with sluice_broker.client() as client:
+        async with client.consumer("jobs") as consumer:
+            pass
+        assert await consumer.take() is None
+        with pytest.raises(ClientClosed, match="Make a new one"):
+            await consumer.open()
+
+
+async def test_acks_after_the_end_of_the_client_are_no_fault(sluice_broker: VirtualBroker) -> None:
+    async with sluice_broker.client("w-1") as client:
+        await client.publisher("jobs").send_many(["a", "b"])
+        first, second = await take(client, "jobs", 2)
+    assert await first.ack()
+    await asyncio.sleep(0)
+    with pytest.raises(ClientClosed):
+        await second.ack(confirm=True)

@@ -180,6 +180,7 @@ class Paho:
     async def __aexit__(self, *_: object) -> None:
         self.client.disconnect()
         await asyncio.to_thread(self.client.loop_stop)
+        self.client._reset_sockets()  # it would leave them to the garbage collector
 
 
 def said(**values: Any) -> PahoProperties:

@@ -13,7 +13,7 @@ import msgspec
 import pydantic
 import pytest
 
-from sluice.client import Delivery
+from sluice.client import ConnectionLost, Delivery
 from sluice.errors import ConfigError
 from sluice.testing import VirtualBroker
 from sluice.worker import Reject, Retry, Worker
@@ -349,3 +349,104 @@ async def test_a_worker_without_tasks_does_not_start(sluice_broker: VirtualBroke
     async with sluice_broker.client() as client:
         with pytest.raises(ConfigError, match="has no tasks"):
             await Worker().start(client)
+
+
+# ---- faults
+
+
+async def test_a_job_that_is_given_again_while_it_is_being_done_is_done_once(
+    sluice_broker: VirtualBroker,
+) -> None:
+    """The session is lost with the line, so the broker gives the job anew; its handler goes on."""
+    app, began = Worker(name="w", session_expiry=0), []
+    go = asyncio.Event()
+
+    @app.task("jobs")
+    async def job(delivery: Delivery) -> None:
+        began.append(delivery.text)
+        await go.wait()
+
+    async with sluice_broker.working(app) as running:
+        await sluice_broker.publish("jobs", "x")
+        sluice_broker.cut_lines()
+        await sluice_broker.settle(handlers=False)
+        await running.client.wait_connected()
+        await sluice_broker.settle(handlers=False)
+        assert sluice_broker.ledger("jobs", "w").delivered == 1
+        go.set()
+        await sluice_broker.settle()
+    assert began == ["x"]
+    assert sluice_broker.ledger("jobs", "w").acked == 1
+
+
+async def test_something_cancelled_inside_a_handler_is_a_failure_like_any_other(
+    sluice_broker: VirtualBroker,
+) -> None:
+    app, attempts = Worker(name="w"), []
+
+    @app.task("jobs", concurrency=1)
+    async def job(delivery: Delivery) -> None:
+        attempts.append(delivery.attempt)
+        if len(attempts) == 1:
+            raise asyncio.CancelledError
+
+    async with sluice_broker.working(app) as running:
+        await sluice_broker.publish("jobs", "x")
+        await sluice_broker.advance(seconds=6)
+        assert (attempts, running.done_count) == ([1, 2], 1)
+
+
+async def test_whatever_an_exception_says_can_be_told(sluice_broker: VirtualBroker) -> None:
+    app = Worker(name="w")
+
+    @app.task("jobs", reject=ValueError)
+    async def job(payload: bytes) -> None:
+        raise ValueError("a\0b\nc\ud800" + "d" * 2000)
+
+    async with sluice_broker.working(app):
+        await sluice_broker.publish("jobs", b"")
+        await sluice_broker.settle()
+    [letter] = sluice_broker.dead_letters("jobs")
+    assert letter.description.startswith("ValueError: a b c ddd") and len(letter.description) == 1000
+
+
+async def test_a_worker_whose_connection_is_lost_for_good_says_why(sluice_broker: VirtualBroker) -> None:
+    app = Worker(name="w", reconnect=False, dial=sluice_broker._dial, keep_alive=0)
+
+    @app.task("jobs")
+    async def job(payload: bytes) -> None: ...
+
+    serving = asyncio.create_task(app.serve())
+    await sluice_broker.settle()
+    sluice_broker.cut_lines()
+    with pytest.raises(ConnectionLost, match="the line went dead"):
+        await serving
+
+
+async def test_a_worker_waits_for_a_broker_that_is_not_there_yet(
+    sluice_broker: VirtualBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = []
+
+    async def dial(protocol: asyncio.Protocol) -> None:
+        tries.append(protocol)
+        if len(tries) < 3:
+            raise ConnectionRefusedError("nobody listens")
+        await sluice_broker._dial(protocol)
+
+    app, done = Worker(name="w", dial=dial, keep_alive=0), []
+
+    @app.task("jobs")
+    async def job(payload: bytes) -> None:
+        done.append(payload)
+        app.stop()
+
+    await sluice_broker.publish("jobs", b"x")
+    await app.serve()
+    assert done == [b"x"] and len(tries) == 3
+    assert "nobody listens" in caplog.text
+
+
+def test_a_worker_speaks_mqtt_5() -> None:
+    with pytest.raises(ConfigError, match="speaks MQTT 5"):
+        Worker(version=4)

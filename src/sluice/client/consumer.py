@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from sluice.client.delivery import Delivery
-from sluice.client.errors import ClientError, Unsupported
+from sluice.client.errors import ClientClosed, ClientError, Unsupported
 from sluice.client.inbox import Inbox
 from sluice.client.message import Message
 from sluice.client.publisher import QUEUE_PREFIX
@@ -58,6 +58,7 @@ class Consumer:
         }
         self._inbox: Inbox[Delivery] = Inbox(0xFFFF)
         self._filter = ""
+        self._closed = False
 
     # Joining and leaving
 
@@ -65,6 +66,8 @@ class Consumer:
         """Join the group. Done by itself on entering, and before the first delivery."""
         if self._filter:
             return
+        if self._closed:
+            raise ClientClosed("the consumer is closed", "Make a new one with client.consumer(...)")
         client = self._client
         if self._explicit:
             self._filter = topic = QUEUE_PREFIX + self.queue
@@ -106,6 +109,7 @@ class Consumer:
 
     async def close(self) -> None:
         """Leave the group: what is not settled is given back, uncounted."""
+        self._closed = True
         if not self._filter:
             return
         client = self._client
@@ -170,7 +174,7 @@ class Consumer:
         if timeout is not None:
             async with asyncio.timeout(timeout):
                 return await self.take()
-        if not self._filter:
+        if not self._filter and not self._closed:
             await self.open()
         while True:
             delivery = await self._inbox.take()

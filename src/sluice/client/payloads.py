@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from typing import Any, Final, get_origin
+from typing import Any, Final
 
 from sluice.client.errors import ClientError
 
@@ -56,11 +56,7 @@ def decoder_for(kind: Any) -> Decoder:
         return _ModelReader(msgspec.json.Decoder(kind).decode, msgspec.MsgspecError)
     import pydantic
 
-    adapter = pydantic.TypeAdapter(kind)
-    strict = isinstance(kind, type) and kind in (int, float, bool) and get_origin(kind) is None
-    return _ModelReader(
-        lambda payload: adapter.validate_json(payload, strict=strict), pydantic.ValidationError
-    )
+    return _ModelReader(pydantic.TypeAdapter(kind).validate_json, pydantic.ValidationError)
 
 
 def _as_it_is(payload: bytes) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
 
-from sluice.client.errors import ClientClosed
+from sluice.client.errors import ClientClosed, ClientError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,7 +26,12 @@ class Portal:
         """The result of a coroutine. Interrupted while it waits (Ctrl-C), the call is cancelled and not left behind."""
         try:
             loop = self._running()
-        except ClientClosed:
+            if threading.current_thread() is self._thread:
+                raise ClientError(
+                    "a callback of the client cannot wait for the client",
+                    "Use publish_nowait, or another thread",
+                )
+        except ClientError:
             call.close()
             raise
         future = asyncio.run_coroutine_threadsafe(call, loop)
@@ -39,6 +44,8 @@ class Portal:
 
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """The result of a plain function that must be called in the loop."""
+        if threading.current_thread() is self._thread:
+            return function(*args, **kwargs)
         outcome: Future[R] = Future()
 
         def call() -> None:

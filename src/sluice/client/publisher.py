@@ -6,6 +6,7 @@ being stored twice: the queue knows ids for as long as its dedup window (2 minut
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -85,13 +86,17 @@ class Publisher:
 
     async def send(self, payload: object, **options: Unpack[SendOptions]) -> str:
         """Publish and wait until it is stored, across reconnects; the message id. `PublishRefused` when the queue does
-        not take it."""
+        not take it. Cancelled, it is taken back if it has not been sent yet."""
         confirm, name = self._confirm(Draft(payload, **options))
         client = self._client
         if not client.has_room:
             await client.room()
         client.submit(confirm)
-        await finished(confirm)
+        try:
+            await finished(confirm)
+        except asyncio.CancelledError:
+            client.withdraw(confirm)
+            raise
         confirm.result()
         return name
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sluice.client.confirm import Confirm, finished
 from sluice.client.errors import ClientClosed, ClientError, Unsupported
@@ -86,8 +86,7 @@ class Requester:
         finally:
             del self._open[known_by]
             del self._by_topic[response_topic]
-            if answer.done() and not answer.cancelled():
-                answer.exception()  # heard, even if the question was given up in the same moment
+            _heard(answer)
 
     async def _subscribed(self) -> None:
         """Subscribe before the first question. Whoever asks meanwhile waits for the same answer, and one that gives up
@@ -99,6 +98,7 @@ class Requester:
             self._client.switch.remove(self)
             self._client.switch.add(f"{RESPONSES}{self._name}/+", self)
             self._subscribing = asyncio.create_task(self._subscribe(), name="sluice-responses")
+            self._subscribing.add_done_callback(_heard)
         await asyncio.shield(self._subscribing)
 
     async def _subscribe(self) -> None:
@@ -152,3 +152,9 @@ def _question(
         "user": [*user, *user_pairs(headers or ())],
     }
     return Confirm(make_publish(client.options.version, topic, body, 1, False, given))
+
+
+def _heard(future: asyncio.Future[Any]) -> None:
+    """Whoever asked may have given up in the same moment: then nobody else looks at what went wrong."""
+    if future.done() and not future.cancelled():
+        future.exception()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from sluice.client.confirm import Confirm
 from sluice.client.delivery import Delivery
-from sluice.client.errors import PublishRefused, Unsupported
+from sluice.client.errors import ClientError, PublishRefused, Unsupported
 from sluice.client.exchange import Exchange
 from sluice.wire.packets import V5, Publish, publish_with
 from sluice.wire.properties import Properties
@@ -30,6 +30,7 @@ MOST_AT_ONCE: Final = 256  # deliveries that one publish settles
 class Settler:
     def __init__(self, client: Client) -> None:
         self.held: dict[str, Delivery] = {}
+        self.adopts = False  # a job that is given again while it is being done goes on under its new token
         self._twins: list[Delivery] = []  # older deliveries of an id that is held anew
         self._client = client
         self._explicit = client.options.version == V5
@@ -44,13 +45,15 @@ class Settler:
         if before is not None:
             if before.token == delivery.token and (delivery.token or delivery.message.dup):
                 return False
-            if not before.taken and before.place == delivery.place:
-                before.settled = (
-                    True  # its deadline has passed while it waited here: this one is in its stead
-                )
-            else:
+            if before.place != delivery.place or (before.taken and not self.adopts):
                 before.has_twin = delivery.has_twin = True
                 self._twins.append(before)
+            elif not before.taken:
+                # Its deadline has passed while it waited here: this one is in its stead.
+                before.settled = True
+            elif not before.settled:
+                before.token = delivery.token
+                return False
         self.held[delivery.id] = delivery
         return True
 
@@ -105,8 +108,7 @@ class Settler:
             properties = Properties()
             properties.user = [("message-id", one.id) for one in some]
             confirm = Confirm(publish_with(name, b"", 1, False, properties))
-            confirm.add_done_callback(_Answer(self, verb, some))
-            self._client.submit(confirm)
+            self._submit(confirm, verb, some)
 
     def say(self, delivery: Delivery, verb: str, told: list[tuple[str, str]]) -> Confirm:
         """One verb for one delivery, by its token."""
@@ -123,13 +125,20 @@ class Settler:
                     "Connect with version=5, or leave it out",
                 )
             confirm = Confirm(Publish(f"{delivery.topic}/{verb}/{delivery.id}".encode(), b"", 1))
-        confirm.add_done_callback(_Answer(self, verb, [delivery]))
-        self._client.submit(confirm)
+        self._submit(confirm, verb, [delivery])
         if not self._explicit and verb != "$extend":
             self._client.acknowledge(
                 delivery.message
             )  # behind the word: it frees the line and settles nothing
         return confirm
+
+    def _submit(self, confirm: Confirm, verb: str, deliveries: list[Delivery]) -> None:
+        """Nothing is raised here: this is called at the end of turns as well, where nobody would hear it."""
+        confirm.add_done_callback(_Answer(self, verb, deliveries))
+        try:
+            self._client.submit(confirm)
+        except ClientError as error:
+            confirm.fail(error)
 
 
 class _Answer:
@@ -144,13 +153,13 @@ class _Answer:
 
     def __call__(self, exchange: Exchange) -> None:
         error = exchange.error
-        if isinstance(error, PublishRefused):
+        if isinstance(error, PublishRefused | Unsupported):
             several = len(self._deliveries) > 1
             log.warning(
                 "%s of %s was refused: %s",
                 self._verb,
                 f"{len(self._deliveries)} deliveries" if several else self._deliveries[0].id,
-                error.reason_string or error.what,
+                getattr(error, "reason_string", None) or error.what,
             )
         if self._verb != "$extend":
             for delivery in self._deliveries:

@@ -15,8 +15,10 @@ import logging
 import os
 import secrets
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
+
+import uvloop
 
 from sluice.client import Backoff, Client, ConnectFailed
 from sluice.client.options import reconnect_delay
@@ -48,6 +50,10 @@ class Worker:
         extend_seconds: float = 10.0,
         **options: Any,
     ) -> None:
+        if options.get("version", 5) != 5:
+            raise ConfigError(
+                "a worker speaks MQTT 5.0", "Leave version out; for 3.1.1 there is client.consumer(...)"
+            )
         self.url = url
         self.name = name
         self.grace_seconds = grace_seconds
@@ -103,7 +109,8 @@ class Worker:
 
     def run(self) -> None:
         """Work until SIGTERM or SIGINT. A second signal does not wait for jobs that run."""
-        asyncio.run(self.serve(signals=True))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self.serve(signals=True))
 
     def stop(self) -> None:
         """End `serve`, as SIGTERM does. Call it in the loop of the worker."""
@@ -129,14 +136,15 @@ class Worker:
                 return
             try:
                 running = await self.start(client)
-                await _unless(stopping, running.finished())
-                if stopping.is_set():
+                try:
+                    await _unless(stopping, running.finished())
                     log.info("stopping")
                     await _unless(hurry, running.stop(self.grace_seconds))
+                finally:
                     await running.stop(0.0)
-                    log.info("stopped after %d jobs", running.done_count)
+                log.info("stopped after %d jobs", running.done_count)
             finally:
-                await client.close(session_expiry=0 if client.options.version == 5 else None)
+                await client.close(session_expiry=0)
                 await self._close_done_logs()
         finally:
             self._stop = None
@@ -160,8 +168,6 @@ class Worker:
             "client_id": f"{self.name}-{secrets.token_hex(4)}",
             "session_expiry": SESSION_SECONDS,
         }
-        if self._options.get("version", 5) != 5:
-            del options["session_expiry"]
         url = self.url or os.environ.get("SLUICE_MQTT") or DEFAULT_URL
         return Client.from_url(url, **{**options, **self._options, **more})
 
@@ -186,10 +192,7 @@ class Worker:
                 await log_of_done.close()
 
 
-T = TypeVar("T")
-
-
-async def _unless(event: asyncio.Event, doing: Any) -> Any:
+async def _unless(event: asyncio.Event, doing: Coroutine[Any, Any, R]) -> R | None:
     """What `doing` returns; None if the event comes first, which ends it."""
     work = asyncio.ensure_future(doing)
     watch = asyncio.ensure_future(event.wait())

@@ -34,9 +34,11 @@ class Lanes:
     ) -> None:
         rules = task.rules
         self.task = task
+        self._client = client
         self.consumer: Consumer = client.consumer(
             rules.queue, group=rules.group, prefetch=rules.prefetch, start=rules.start
         )
+        self.consumer.settler.adopts = True
         self.busy: dict[asyncio.Task[None], Delivery] = {}
         self.done_count = 0
         self._extend_seconds = extend_seconds
@@ -86,6 +88,9 @@ class Lanes:
             lane.cancel()
         if self._lanes:
             await asyncio.wait(self._lanes)
+            for lane in self._lanes:
+                if not lane.cancelled():
+                    lane.exception()  # all of them hear of a lost connection; one of them has told
         if self._timer is not None:
             self._timer.cancel()
         if self._crew is not None:
@@ -132,7 +137,13 @@ class Lanes:
                     await delivery.reply(value)
         except Exception as error:
             await self._failed(delivery, error)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            lane = asyncio.current_task()
+            if lane is not None and not lane.cancelling():
+                await self._failed(
+                    delivery, error
+                )  # something inside the handler was cancelled, and not the lane
+                return
             await delivery.release()
             raise
         else:
@@ -145,13 +156,13 @@ class Lanes:
             return await self.task.function(*arguments)
         return await self._crew.run(self.task.function, arguments)
 
-    async def _failed(self, delivery: Delivery, error: Exception) -> None:
+    async def _failed(self, delivery: Delivery, error: BaseException) -> None:
         """Retries are visible: one line for each failure, with the trace if it was not foreseen."""
         name = self.task.name
         what = describe(error)
         if isinstance(error, UnreadablePayload):
-            log.error("%s cannot read %s, attempt %d: %s", name, delivery.id, delivery.attempt, error)
-            await delivery.reject("unacceptable", str(error))
+            log.error("%s cannot read %s, attempt %d: %s", name, delivery.id, delivery.attempt, what)
+            await delivery.reject("unacceptable", what)
         elif isinstance(error, (Reject, *self.task.rules.reject)):
             log.error("%s rejects %s, attempt %d: %s", name, delivery.id, delivery.attempt, what)
             await delivery.reject(error.reason if isinstance(error, Reject) else "delivery-error", what)
@@ -170,6 +181,8 @@ class Lanes:
     def _extend(self) -> None:
         """Restart the deadlines of what was here at the last look already: jobs that take long, and those behind."""
         self._timer = self._call_later(self._extend_seconds, self._extend)
+        if not self._client.is_connected:
+            return  # what is said now would be said when it is too late
         unsettled = self.consumer.settler.unsettled()
         self.consumer.extend([one for one in unsettled if id(one) in self._seen])
         self._seen = {id(one) for one in unsettled}

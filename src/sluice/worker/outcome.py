@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from sluice.client import UnreadablePayload
 from sluice.client.delivery import Reason
 
 LONGEST_DESCRIPTION: Final = 1000
@@ -29,6 +30,8 @@ class Reject(Exception):
 def describe(error: BaseException) -> str:
     """What is told to the broker, and by it to whoever looks at the dead letters."""
     text = str(error)
-    if not isinstance(error, Retry | Reject):
+    if not isinstance(error, Retry | Reject | UnreadablePayload):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    # A string of MQTT has no NUL and no half characters, and a line of a table no line breaks.
+    text = "".join(one if one.isprintable() else " " for one in text)
     return text if len(text) <= LONGEST_DESCRIPTION else text[: LONGEST_DESCRIPTION - 1] + "…"

@@ -71,6 +71,8 @@ class Task(Generic[P, R]):
         function = self.function
         try:
             hints = get_type_hints(function)
+        except TypeError:
+            hints = {}  # a partial, or an object that can be called: nothing is annotated that could be read
         except NameError as fault:
             raise ConfigError(
                 f"the annotations of {self.name} cannot be read: {fault}",
