@@ -17,6 +17,8 @@ import subprocess
 import sys
 import time
 
+import uvloop
+
 from sluice.client import Client
 from sluice.worker import Worker
 
@@ -91,7 +93,9 @@ def main() -> None:
         return
     more = ["--jobs", str(given.jobs), "--queue", given.queue, "--enqueue"]
     subprocess.run([sys.executable, __file__, given.url, *more], check=True)
-    asyncio.run(work(given.url, given.queue, given.jobs, given.kind, given.concurrency, given.prefetch))
+    working = work(given.url, given.queue, given.jobs, given.kind, given.concurrency, given.prefetch)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as `sluice worker` has it
+        runner.run(working)
 
 
 if __name__ == "__main__":
