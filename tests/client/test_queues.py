@@ -241,6 +241,44 @@ async def test_with_a_living_session_nothing_is_delivered_twice(sluice_broker: V
     assert sluice_broker.ledger("jobs", "w").acked == 3
 
 
+async def test_a_delivery_that_is_said_again_because_its_answer_was_lost_is_handed_out_once(
+    sluice_broker: VirtualBroker,
+) -> None:
+    async with sluice_broker.client("w-1", session_expiry=60) as client:
+        consumer = client.consumer("jobs")
+        await consumer.open()
+        await sluice_broker.publish("jobs", "once")
+        for _ in range(100):
+            if consumer.buffered:
+                break
+            await asyncio.sleep(0)
+        sluice_broker.cut_lines()  # the delivery is here, and the broker has not heard so
+        await sluice_broker.settle()
+        await client.wait_connected()
+        await sluice_broker.settle()
+        [job] = consumer.take_waiting()
+        assert await job.ack(confirm=True)
+    assert sluice_broker.ledger("jobs", "w").acked == 1
+
+
+async def test_what_waits_here_is_forgotten_when_others_have_it(sluice_broker: VirtualBroker) -> None:
+    async with sluice_broker.client("w-1") as client, sluice_broker.client("w-2") as other:
+        consumer = client.consumer("jobs")
+        await consumer.open()
+        await sluice_broker.publish("jobs", "x")
+        await sluice_broker.settle()
+        assert consumer.buffered == 1
+        preferred = other.consumer("jobs", priority=1)
+        await preferred.open()
+        sluice_broker.cut_lines()
+        await sluice_broker.settle()
+        await other.wait_connected()
+        await client.wait_connected()
+        await sluice_broker.settle()
+        assert (consumer.buffered, preferred.buffered) == (0, 1)
+        assert consumer.settler.held == {}
+
+
 async def test_without_a_session_what_waits_here_is_dropped_and_comes_again(
     sluice_broker: VirtualBroker,
 ) -> None:
@@ -273,9 +311,9 @@ async def test_two_deliveries_of_one_id_are_told_apart_by_their_tokens(sluice_br
         await publisher.send("second", id="same")
         second = await anext(consumer)
         assert (first.id, first.text, second.text) == ("same", "first", "second")
-        await second.nack("1h")
-        await first.ack()
+        await second.ack()
         await client.drain()
+        await first.nack("1h", confirm=True)
     account = sluice_broker.ledger("jobs", "w")
     assert (account.acked, account.retrying) == (1, 1)
 

@@ -125,6 +125,7 @@ async def test_an_answer_is_known_by_whatever_the_responder_has_kept(
         asked = (await anext(other.messages())).properties
         told = dict(asked.user)
         assert asked.response_topic == told["response-topic"] and asked.correlation_data is not None
+        assert asked.response_topic.startswith(f"$queue/responses/{client.client_id}/")
         assert asked.correlation_data.decode() == told["correlation-id"]
         await other.publish(
             told["response-topic"],

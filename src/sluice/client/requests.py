@@ -1,7 +1,8 @@
 """Asking and waiting for the answer: one subscription per client, one line per open question.
 
-Answers go to `$queue/responses/<our name>/<number>`, which a Sluice broker keeps for a while if our connection is
-down; for any other broker it is a topic like any other. An answer is known by its correlation data, by its
+Answers go to `$queue/responses/<client id>/<chance>/<number>`. A Sluice broker keeps them for a while if our connection
+is down; for any other broker it is a topic like any other. The client id is there for access rules
+(`responses/%c/#`), chance so that nobody can guess where answers go. An answer is known by its correlation data, by its
 `correlation-id`, or by the topic it came on, whichever the responder has kept.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import secrets
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from sluice.client.client import Client
 
 RESPONSES: Final = "$queue/responses/"
+_LEVEL: Final = re.compile(r"[^/+#$\0]+")
 
 
 class RequestTimeout(ClientError, TimeoutError):
@@ -42,7 +45,7 @@ class Requester:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._name = secrets.token_hex(8)
+        self._name = _place_for(client.client_id)
         self._count = 0
         self._open: dict[bytes, asyncio.Future[Message]] = {}
         self._by_topic: dict[str, bytes] = {}
@@ -62,7 +65,7 @@ class Requester:
         self._count += 1
         known_by = correlation.encode() if isinstance(correlation, str) else correlation
         if known_by is None:
-            known_by = f"{self._name}.{self._count}".encode()
+            known_by = f"{self._name}/{self._count}".encode()
         if known_by in self._open:
             raise Unsupported(f"correlation id {correlation!r} is already waited for", "Choose another one")
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
@@ -152,6 +155,11 @@ def _question(
         "user": [*user, *user_pairs(headers or ())],
     }
     return Confirm(make_publish(client.options.version, topic, body, 1, False, given))
+
+
+def _place_for(client_id: str) -> str:
+    chance = secrets.token_hex(8)
+    return f"{client_id}/{chance}" if _LEVEL.fullmatch(client_id) else chance
 
 
 def _heard(future: asyncio.Future[Any]) -> None:
