@@ -99,10 +99,11 @@ async def test_the_books_are_checked_and_messages_tell_their_story(sluice_broker
         raise ValueError("bad")
 
     async with sluice_broker.working(app):
-        await sluice_broker.publish("jobs", {"n": 1}, key="k")
+        name = await sluice_broker.publish("jobs", {"n": 1}, key="k")
         await sluice_broker.settle()
     [letter] = sluice_broker.dead_letters("jobs")
     assert (letter.json(), letter.key, letter.reason, letter.attempts) == ({"n": 1}, "k", "rejected", 1)
+    assert letter.original_id == name
     assert sluice_broker.faults() == []
 
 

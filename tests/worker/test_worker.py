@@ -291,7 +291,7 @@ async def test_a_stop_lets_running_jobs_end_and_gives_back_the_rest(sluice_broke
         await go.wait()
         done.append(payload)
 
-    client = app.make_client(dial=sluice_broker._dial, keep_alive=0)
+    client = app.make_client(dial=sluice_broker.dial, keep_alive=0)
     async with client:
         running = await app.start(client)
         async with sluice_broker.client() as publisher:
@@ -411,7 +411,7 @@ async def test_whatever_an_exception_says_can_be_told(sluice_broker: VirtualBrok
 
 
 async def test_a_worker_whose_connection_is_lost_for_good_says_why(sluice_broker: VirtualBroker) -> None:
-    app = Worker(name="w", reconnect=False, dial=sluice_broker._dial, keep_alive=0)
+    app = Worker(name="w", reconnect=False, dial=sluice_broker.dial, keep_alive=0)
 
     @app.task("jobs")
     async def job(payload: bytes) -> None: ...
@@ -432,7 +432,7 @@ async def test_a_worker_waits_for_a_broker_that_is_not_there_yet(
         tries.append(protocol)
         if len(tries) < 3:
             raise ConnectionRefusedError("nobody listens")
-        await sluice_broker._dial(protocol)
+        await sluice_broker.dial(protocol)
 
     app, done = Worker(name="w", dial=dial, keep_alive=0), []
 

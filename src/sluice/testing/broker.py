@@ -34,7 +34,6 @@ from sluice.queues.keeping import Kept as KeptRecord
 from sluice.queues.ledger import Ledger, ledger, verify
 from sluice.queues.names import message_id
 from sluice.queues.partition import Partition
-from sluice.queues.queue import Queue
 from sluice.queues.rules import Rules
 from sluice.queues.runner import Runner
 from sluice.queues.service import QueueService
@@ -57,6 +56,11 @@ class Kept:
     payload: bytes
     key: str
     story: dict[str, str]
+
+    @property
+    def original_id(self) -> str:
+        """Of a dead letter: the id it had before."""
+        return self.story.get("original-message-id", "")
 
     @property
     def reason(self) -> str:
@@ -95,13 +99,13 @@ class VirtualBroker:
         """A client of this broker; the options are those of `Client`."""
         self._count += 1
         options = {"keep_alive": 0, "client_id": client_id or f"test-{self._count}", **options}
-        return Client(dial=self._dial, **options)
+        return Client(dial=self.dial, **options)
 
     @asynccontextmanager
     async def working(self, worker: Worker) -> AsyncIterator[Running]:
         """The worker at work on this broker, for as long as the block lasts. Long jobs are extended by the virtual
         clock."""
-        client = worker.make_client(dial=self._dial, keep_alive=0)
+        client = worker.make_client(dial=self.dial, keep_alive=0)
         async with client:
             running = await worker.start(client, self.time.call_later)
             self._working.append(running)
@@ -122,6 +126,10 @@ class VirtualBroker:
             yield server.sockets[0].getsockname()[1]
         finally:
             server.close()
+
+    async def dial(self, protocol: asyncio.Protocol) -> None:
+        """How a client reaches this broker: `Client(dial=broker.dial)`, and so `Worker(dial=broker.dial)`."""
+        self._lines.append(join(self.time, protocol, self._broker.connect()))
 
     def cut_lines(self) -> None:
         """Break every line there is, without a word."""
@@ -255,13 +263,6 @@ class VirtualBroker:
     def _report(self, alerts: list[Alert], warnings: list[str]) -> None:
         self.alerts += alerts
         self.warnings += warnings
-
-    async def _dial(self, protocol: asyncio.Protocol) -> None:
-        self._lines.append(join(self.time, protocol, self._broker.connect()))
-
-    @property
-    def queues(self) -> dict[str, Queue]:
-        return self._engine.queues
 
 
 def _kept(partition: Partition, seq: int, message: Message) -> Kept:
