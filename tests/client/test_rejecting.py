@@ -23,8 +23,9 @@ from sluice.client import (
 )
 from sluice.client import sync as blocking
 from sluice.client.envelope import add_to_payload
+from sluice.client.rejecting import Producer, Rejections
 from tests.brokers import Broker
-from tests.client.servers import Mosquitto, Server
+from tests.client.servers import Mosquitto, Server, free_port
 from tests.services import need_program
 
 TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
@@ -241,3 +242,22 @@ def test_an_envelope_keeps_its_form_and_its_bag() -> None:
 def test_a_message_that_is_no_dead_letter_has_no_metadata() -> None:
     assert read_dead_letter(make_message(b"plain")) == DeadLetter(b"plain", {})
     assert read_dead_letter(make_message(b'{"header": {}, "body": 1}')).metadata == {}
+
+
+async def test_a_producer_that_cannot_connect_is_an_error_in_the_log_and_is_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made: list[Client] = []
+
+    def make_client() -> Client:
+        made.append(Client("127.0.0.1", free_port()))
+        return made[-1]
+
+    rejections = Rejections(5, Producer(make_client, "dead"), None, None)
+    with caplog.at_level(logging.WARNING, "sluice.client"):
+        assert await rejections.reject(make_message(b"one"), "delivery-error", "") is True
+        assert await rejections.reject(make_message(b"two"), "unacceptable", "") is True
+    assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.ERROR]
+    assert "cannot reach 127.0.0.1" in caplog.text
+    assert len(made) == 2
+    await rejections.close()

@@ -13,7 +13,7 @@ import msgspec
 import pydantic
 import pytest
 
-from sluice.client import ConnectionLost, Delivery
+from sluice.client import Backoff, ConnectionLost, Delivery
 from sluice.errors import ConfigError
 from sluice.testing import VirtualBroker
 from sluice.worker import Reject, Retry, Worker
@@ -307,6 +307,31 @@ async def test_a_stop_lets_running_jobs_end_and_gives_back_the_rest(sluice_broke
     assert len(done) == 1
     account = sluice_broker.ledger("jobs", "w")
     assert (account.acked, account.waiting, account.retrying) == (1, 2, 0)
+
+
+async def test_a_stop_does_not_wait_for_a_line_that_is_down(sluice_broker: VirtualBroker) -> None:
+    app, done = Worker(name="w"), []
+    started, go = asyncio.Event(), asyncio.Event()
+
+    @app.task("jobs")
+    async def job(payload: str) -> None:
+        started.set()
+        await go.wait()
+        done.append(payload)
+
+    never = Backoff(initial_seconds=3600)
+    async with app.make_client(dial=sluice_broker.dial, keep_alive=0, backoff=never) as client:
+        running = await app.start(client)
+        await sluice_broker.publish("jobs", "x")
+        await started.wait()
+        sluice_broker.cut_lines()
+        await sluice_broker.settle(handlers=False)
+        stopping = asyncio.create_task(running.stop(3600))
+        await asyncio.sleep(0)
+        go.set()
+        await stopping
+        await client.close(drain_seconds=0)
+    assert done == ["x"]
 
 
 async def test_a_job_that_does_not_end_in_time_is_given_back_uncounted(sluice_broker: VirtualBroker) -> None:

@@ -73,16 +73,18 @@ class Lanes:
     async def stop(self, grace_seconds: float) -> None:
         """No new jobs; those that run may end within `grace_seconds`, then they are given back."""
         self._stopping = True
+        slowing = asyncio.create_task(self._slow_down(grace_seconds))
+        await asyncio.sleep(
+            0
+        )  # its word leaves in one write with what is given back, or that would come again
         self.consumer.give_back(self.consumer.take_waiting())
         for lane in self._lanes:
             if lane not in self.busy:
                 lane.cancel()
         if self.busy:
-            try:
-                await self.consumer.slow_down()
-            except ClientError:
-                pass  # without a connection nothing new comes either
             await asyncio.wait(list(self.busy), timeout=grace_seconds)
+        slowing.cancel()
+        await asyncio.wait([slowing])
         for lane in list(self.busy):
             log.warning("%s was still at %s and gives it back", self.task.name, self.busy[lane].id)
             lane.cancel()
@@ -96,6 +98,14 @@ class Lanes:
         if self._crew is not None:
             self._crew.stop()
         await self.consumer.close()
+
+    async def _slow_down(self, grace_seconds: float) -> None:
+        """Beside the wait for the jobs: with the line down it takes as long as the line does."""
+        if self.busy and grace_seconds > 0:
+            try:
+                await self.consumer.slow_down()
+            except ClientError:
+                pass  # without a connection nothing new comes either
 
     # One lane
 
