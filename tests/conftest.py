@@ -10,7 +10,10 @@ import hypothesis
 import pytest
 import uvloop
 
+from sluice.pytest_plugin import sluice_broker
 from tests.brokers import Broker, StartBroker
+
+__all__ = ["sluice_broker"]  # as users get it by the package's entry point
 
 # A deadline per example measures how busy the machine is; the timeout per test is the guard.
 hypothesis.settings.register_profile("sluice", deadline=None, print_blob=True)

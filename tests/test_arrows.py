@@ -27,11 +27,14 @@ ARROWS: dict[str, frozenset[str]] = {
     "queues": frozenset({"store.protocol", "fields"}),
     "alerts": frozenset({"queues"}),
     "client": frozenset({"wire"}),
+    "worker": frozenset({"client"}),
     "spark": frozenset({"client"}),
     "broker": frozenset({"wire", "queues", "cluster"}),
     "access": frozenset({"broker", "wire", "fields"}),
     "bulk": frozenset({"queues", "store"}),
     "admin": frozenset({"access", "broker", "queues", "cluster", "bulk"}),
+    "testing": frozenset({"broker", "client", "queues", "schema", "store", "wire", "worker"}),
+    "pytest_plugin": frozenset({"testing"}),
 }
 
 # These put the rooms together and may know them all.

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,60 @@ def test_the_program_of_the_readme_runs(start_broker: StartBroker, tmp_path: Pat
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "resize cat.png\n"
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """One broker for the client library's page and the use cases: each block has a queue of its own."""
+    running = Broker(tmp_path_factory.mktemp("broker"), '[webhooks]\nallow = ["127.0.0.0/8"]\n', (), {})
+    yield running
+    running.stop()
+    assert "Traceback" not in running.log_text()
+
+
+PROGRAMS = [
+    (text, following)
+    for (info, text), (_, following) in pairwise(blocks("docs/client.md"))
+    if info == "python run"
+]
+
+
+@pytest.mark.parametrize(("program", "output"), PROGRAMS, ids=range(len(PROGRAMS)))
+def test_a_program_of_the_page_of_the_client_library_does_what_it_says(
+    program: str, output: str, house: Broker, tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(program.replace("localhost", f"{house.mqtt}"))
+    check(f'"{sys.executable}" program.py', output, tmp_path, same_build())
+
+
+USE_CASES = [
+    (page, script, output) for page in PAGES if "use-cases" in page for script, output in commands(page)
+]
+
+
+@pytest.mark.parametrize(
+    ("page", "script", "output"), USE_CASES, ids=[Path(page).stem for page, *_ in USE_CASES]
+)
+def test_a_command_of_a_use_case_does_what_it_says(
+    page: str, script: str, output: str, house: Broker, tmp_path: Path
+) -> None:
+    need_program("mosquitto_rr")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for name in ("mosquitto_pub", "mosquitto_sub", "mosquitto_rr"):
+        (tmp_path / name).write_text(f"-h {house.mqtt.host}\n-p {house.mqtt.port}\n")
+    environ = {
+        **same_build(),
+        "XDG_CONFIG_HOME": str(tmp_path),
+        "SLUICE_MQTT": str(house.mqtt),
+        "SLUICE_URL": f"http://{house.address('http')}",
+    }
+    check(f'python() {{ "{sys.executable}" "$@"; }}\n{script}', output, tmp_path, environ)
+
+
+def test_every_use_case_shows_a_program_that_is_there() -> None:
+    pages = [page for page in PAGES if "use-cases" in page]
+    assert len(pages) == 7
+    assert [page for page in pages if "../../examples/" not in (ROOT / page).read_text("utf-8")] == []
 
 
 def test_the_page_of_the_configuration_is_up_to_date() -> None:

@@ -21,8 +21,11 @@ START_SECONDS = 10.0
 class Server(Protocol):
     """Where a real server listens."""
 
-    host: str
-    port: int
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
 
 
 def free_port() -> int:

@@ -10,7 +10,7 @@ from sluice.client.inbox import Inbox
 
 
 async def test_waiting_for_a_message_can_be_cancelled_while_the_client_closes() -> None:
-    inbox = Inbox(10, lambda message: None)
+    inbox: Inbox[object] = Inbox(10, lambda message: None)
     waiting = asyncio.create_task(inbox.take())
     await asyncio.sleep(0)
     waiting.cancel()

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from sluice import __version__
-from sluice.cli import access, consume, diagnosis, dlq, groups, messages, nodes, publish, queues, top
+from sluice.cli import access, consume, diagnosis, dlq, groups, messages, nodes, publish, queues, top, worker
 from sluice.cli.serving import build, serve
 
 EXIT_CODES = (
@@ -54,7 +54,7 @@ def sluice(
 app.command(rich_help_panel="Broker")(serve)
 _PARTS: Final = (
     ("Queues and groups", (queues, groups)),
-    ("Messages", (publish, consume, messages, dlq)),
+    ("Messages", (publish, consume, worker, messages, dlq)),
     ("What is going on", (diagnosis, top, nodes)),
     ("Who may come in", (access,)),
 )

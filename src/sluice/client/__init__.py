@@ -2,6 +2,9 @@
 
 from sluice.client.client import Client
 from sluice.client.confirm import Confirm
+from sluice.client.consumer import Consumer
+from sluice.client.delivery import Delivery
+from sluice.client.envelope import DeadLetter, read_dead_letter
 from sluice.client.errors import (
     ClientClosed,
     ClientError,
@@ -19,8 +22,12 @@ from sluice.client.errors import (
 from sluice.client.exchange import PublishResult
 from sluice.client.message import Message
 from sluice.client.options import Backoff, Will
+from sluice.client.payloads import UnreadablePayload
 from sluice.client.protocol import Connected
+from sluice.client.publisher import Draft, Publisher, SomeRefused
+from sluice.client.requests import RequestTimeout
 from sluice.client.server import ServerInfo
+from sluice.client.subscription import ConsumerFactory, Subscription, TopicConsumer
 from sluice.wire.properties import Properties
 
 __all__ = [
@@ -33,16 +40,28 @@ __all__ = [
     "ConnectRefused",
     "Connected",
     "ConnectionLost",
+    "Consumer",
+    "ConsumerFactory",
+    "DeadLetter",
+    "Delivery",
+    "Draft",
     "Message",
     "Properties",
     "PublishRefused",
     "PublishResult",
+    "Publisher",
     "Refusal",
+    "RequestTimeout",
     "ServerDisconnected",
     "ServerInfo",
+    "SomeRefused",
     "SubscribeRefused",
+    "Subscription",
     "TooManyUnconfirmed",
+    "TopicConsumer",
+    "UnreadablePayload",
     "UnsubscribeRefused",
     "Unsupported",
     "Will",
+    "read_dead_letter",
 ]

@@ -7,26 +7,33 @@ the two to the application's tasks, and has no task of its own.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import ssl
-from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 from urllib.parse import unquote, urlsplit
 
 from sluice.client.confirm import Confirm, finished
-from sluice.client.errors import ClientClosed, ClientError, TooManyUnconfirmed, Unsupported
+from sluice.client.consumer import Consumer
+from sluice.client.errors import ClientClosed, ClientError, PublishRefused, TooManyUnconfirmed, Unsupported
 from sluice.client.exchange import Asking, PublishResult
 from sluice.client.inbox import Inbox, Messages
 from sluice.client.lifeline import Lifeline
 from sluice.client.message import Message
-from sluice.client.options import Backoff, Options, UserProperties, Will, user_pairs
+from sluice.client.options import Backoff, Dial, Options, UserProperties, Will, user_pairs
 from sluice.client.protocol import ClientProtocol, Connected, State, requests_for
+from sluice.client.publisher import QUEUE_PREFIX, Publisher
 from sluice.client.publishing import Payload, PublishProperties, make_publish, refuse_properties
+from sluice.client.replies import ReplyOptions, make_reply
+from sluice.client.requests import Requester
 from sluice.client.server import ServerInfo
+from sluice.client.switch import Switch
+from sluice.client.waiters import Waiters
 from sluice.wire.packets import V5, Subscribe, Unsubscribe
 from sluice.wire.properties import Properties
+from sluice.wire.reasons import TOPIC_NAME_INVALID
 
 
 class Client:
@@ -70,6 +77,7 @@ class Client:
         on_connect: Callable[[Connected], None] | None = None,
         on_disconnect: Callable[[ClientError], None] | None = None,
         draw: Callable[[], float] = random.random,
+        dial: Dial | None = None,
     ) -> None:
         self.options = Options(
             host=host,
@@ -97,14 +105,19 @@ class Client:
             max_buffered=max_buffered,
             max_unconfirmed=max_unconfirmed,
             max_unconfirmed_bytes=max_unconfirmed_bytes,
+            dial=dial,
         )
         self._protocol = ClientProtocol(self.options)
-        self._inbox = Inbox(self.options.max_buffered, self._handed_over)
+        self._inbox: Inbox[Message] = Inbox(self.options.max_buffered, self._handed_over)
+        self.switch = Switch()
+        self._waiters = Waiters()
+        self._requester: Requester | None = None
         self._lifeline = Lifeline(
             self.options,
             self._protocol,
             self._inbox,
-            self._answered,
+            self.switch,
+            self._waiters.look,
             self._over,
             on_connect,
             on_disconnect,
@@ -113,7 +126,6 @@ class Client:
         self._error: ClientError | None = ClientClosed(
             "the client is not connected", "Use `async with`, or connect()"
         )
-        self._waiters: deque[tuple[Callable[[], bool], asyncio.Future[None]]] = deque()
 
     @classmethod
     def from_url(cls, url: str, **options: object) -> Self:
@@ -197,6 +209,10 @@ class Client:
         return self._protocol.outbox.unconfirmed
 
     @property
+    def unconfirmed_bytes(self) -> int:
+        return self._protocol.outbox.held_bytes
+
+    @property
     def dropped(self) -> int:
         """How many QoS 0 messages were dropped because the application was too slow (see `inbox`)."""
         return self._inbox.dropped
@@ -206,12 +222,14 @@ class Client:
         await self._until(lambda: self._protocol.state is State.CONNECTED)
 
     async def drain(self) -> None:
-        """Return when every publish so far has been answered."""
+        """Return when every publish and settlement so far has been answered."""
+        for receiver in self.switch.receivers():
+            receiver.flush()
         await self._until(lambda: self._protocol.outbox.unconfirmed == 0)
 
     async def room(self) -> None:
         """Return when `publish_nowait` will take another message."""
-        await self._until(self._has_room)
+        await self._until(lambda: self.has_room)
 
     # Publishing
 
@@ -227,9 +245,9 @@ class Client:
         the output that this turn of the loop writes, which waits while the transport is full. Raises `PublishRefused`
         when the server says no. A cancelled publish is taken back if it has not been sent yet."""
         confirm = Confirm(make_publish(self.options.version, topic, payload, qos, retain, more))
-        if not self._has_room():
+        if not self.has_room:
             await self.room()
-        self._send(confirm)
+        self.submit(confirm)
         if not confirm.done:
             try:
                 await finished(confirm)
@@ -249,9 +267,9 @@ class Client:
         """Publish without waiting; the `Confirm` can be awaited. What the server's window does not take yet is kept in
         order, up to `max_unconfirmed`, then `TooManyUnconfirmed` is raised: await `room()` between batches."""
         confirm = Confirm(make_publish(self.options.version, topic, payload, qos, retain, more))
-        if not self._has_room():
-            raise TooManyUnconfirmed(self.unconfirmed, self._protocol.outbox.held_bytes)
-        self._send(confirm)
+        if not self.has_room:
+            raise TooManyUnconfirmed(self.unconfirmed, self.unconfirmed_bytes)
+        self.submit(confirm)
         return confirm
 
     # Subscribing and receiving
@@ -306,9 +324,67 @@ class Client:
         lost for good. A message is acknowledged as it is handed out, or by `message.ack()` with `manual_ack`."""
         return Messages(self._inbox)
 
-    # Its own
+    # Queues
 
-    def _has_room(self) -> bool:
+    async def declare_queue(self, queue: str, /, **config: object) -> bool:
+        """See that `queue` is there and has this configuration (`retry_policy={"max_retries": 3}`); True: it was made
+        now. What is not named stays as it is, or as the server's templates say."""
+        name = queue.removeprefix(QUEUE_PREFIX)
+        try:
+            await self.publish(f"$admin/queue/{name}/config", json.dumps(config), qos=1)
+            return False
+        except PublishRefused as refusal:
+            if refusal.reason != TOPIC_NAME_INVALID:
+                raise
+        await self.publish("$admin/queue/create", json.dumps({"name": name, **config}), qos=1)
+        return True
+
+    def publisher(self, queue: str) -> Publisher:
+        """Publishes to `queue` (`tasks`, or `$queue/tasks`): each message with an id, so that none is stored twice."""
+        return Publisher(self, queue)
+
+    def consumer(
+        self,
+        queue: str,
+        *,
+        group: str | None = None,
+        prefetch: int | None = None,
+        start: str | None = None,
+        priority: int | None = None,
+        exclusive: bool = False,
+    ) -> Consumer:
+        """Takes deliveries of `queue`, or of all queues that a filter such as `tasks/#` means. No group given: the
+        client id up to its last `-`. `start` is where a new group begins: earliest, latest, a sequence, a time."""
+        return Consumer(self, queue, group, prefetch, start, priority, exclusive)
+
+    async def request(
+        self,
+        topic: str,
+        payload: object = b"",
+        *,
+        timeout: float = 30.0,
+        correlation_id: str | bytes | None = None,
+        headers: UserProperties | None = None,
+    ) -> Message:
+        """Publish to `topic` (`$queue/...` or any other) and wait for the answer. `RequestTimeout` when none comes in
+        time; cancelling gives the question up."""
+        if self._requester is None:
+            self._requester = Requester(self)
+        return await self._requester.ask(topic, payload, timeout, correlation_id, headers)
+
+    async def reply(self, message: Message, payload: object = b"", **options: Unpack[ReplyOptions]) -> None:
+        """Answer a message that asks for it: to its response topic, with its correlation."""
+        confirm = make_reply(self.options.version, message, payload, options)
+        if not self.has_room:
+            await self.room()
+        self.submit(confirm)
+        await confirm
+
+    # For the other parts of the library
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `publish_nowait` will take another message."""
         outbox = self._protocol.outbox
         options = self.options
         return (
@@ -316,13 +392,33 @@ class Client:
             and outbox.held_bytes < options.max_unconfirmed_bytes
         )
 
-    def _send(self, confirm: Confirm) -> None:
+    def submit(self, confirm: Confirm) -> None:
+        """Send a publish that was made elsewhere; who calls has seen that there is room."""
         if self._error is not None:
             raise self._error
         self._protocol.outbox.publish(confirm)
         connection = self._lifeline.connection
         if connection is not None and not connection.reading and not confirm.done:
             connection.resume_reading()  # the answer stands behind what we did not want to read
+
+    def withdraw(self, confirm: Confirm) -> None:
+        """Take a publish back, if it is not sent yet."""
+        self._protocol.outbox.withdraw(confirm)
+
+    def acknowledge(self, message: Message) -> None:
+        """Answer the packet that a message came in."""
+        if message.qos:
+            self._protocol.incoming.acknowledge(message, 0, None)
+
+    def lend(self, message: Message) -> None:
+        """A message goes to the application: from now on it can be replied to."""
+        message.replier = self
+
+    def forget_subscription(self, topic_filter: str) -> None:
+        """Do not renew it."""
+        self._protocol.subscriptions.pop(topic_filter.encode(), None)
+
+    # Its own
 
     async def _ask(self, asking: Asking, check: bool) -> list[int]:
         if self._error is not None:
@@ -344,6 +440,7 @@ class Client:
 
     def _handed_over(self, message: Message) -> None:
         """A message reached the application."""
+        message.replier = self
         if not self.options.manual_ack and message.qos:
             self._protocol.incoming.acknowledge(message, 0, None)
         connection = self._lifeline.connection
@@ -354,30 +451,7 @@ class Client:
         while not condition():
             if self._error is not None:
                 raise self._error
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            entry = (condition, waiter)
-            self._waiters.append(entry)
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                if entry in self._waiters:
-                    self._waiters.remove(entry)
-                raise
-
-    def _answered(self) -> None:
-        """Something may have changed for those who wait: called once per read, not per message."""
-        if self._waiters:
-            self._wake(lambda condition: condition())
-
-    def _wake(self, ready: Callable[[Callable[[], bool]], bool]) -> None:
-        for _ in range(len(self._waiters)):
-            condition, waiter = self._waiters.popleft()
-            if waiter.done():
-                continue
-            if ready(condition):
-                waiter.set_result(None)
-            else:
-                self._waiters.append((condition, waiter))
+            await self._waiters.wait(condition)
 
     def _over(self, error: ClientError) -> None:
         """The connection is lost for good."""
@@ -388,4 +462,6 @@ class Client:
         self._error = error
         self._protocol.fail(error)
         self._inbox.end(told)
-        self._wake(lambda _: True)
+        for receiver in self.switch.receivers():
+            receiver.end(told)
+        self._waiters.wake_all()

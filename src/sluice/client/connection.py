@@ -16,6 +16,7 @@ from sluice.client.keepalive import KeepAlive, Verdict
 from sluice.client.message import Message
 from sluice.client.output import nobody
 from sluice.client.protocol import ClientProtocol, Connected, Refused
+from sluice.client.switch import Switch
 
 WRITE_BUFFER = 256 * 1024
 
@@ -23,13 +24,20 @@ WRITE_BUFFER = 256 * 1024
 class Connection(asyncio.Protocol):
     """`opened` is answered by the CONNACK, `closed` when the socket is gone; both hold an outcome, not an exception."""
 
-    def __init__(self, protocol: ClientProtocol, inbox: Inbox, when_answered: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        protocol: ClientProtocol,
+        inbox: Inbox[Message],
+        switch: Switch,
+        when_answered: Callable[[], None],
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[Connected | Exception] = loop.create_future()
         self.closed: asyncio.Future[ConnectionLost | SubscribeRefused] = loop.create_future()
         self._loop = loop
         self._protocol = protocol
         self._inbox = inbox
+        self._switch = switch
         self._when_answered = when_answered
         self._transport: asyncio.Transport | None = None
         self._fault: ConnectionLost | SubscribeRefused | None = None
@@ -57,10 +65,14 @@ class Connection(asyncio.Protocol):
         if self._keep_alive is not None:
             self._keep_alive.heard(self._loop.time())
         inbox = self._inbox
+        switch = self._switch
         overflowing = inbox.overflowing
         for event in self._protocol.receive(data):
             if isinstance(event, Message):
-                if overflowing and event.qos == 0:
+                receiver = switch.find(event.topic) if switch else None
+                if receiver is not None:
+                    receiver.receive(event)
+                elif overflowing and event.qos == 0:
                     inbox.dropped += 1
                 else:
                     inbox.put(event)
@@ -156,6 +168,9 @@ class Connection(asyncio.Protocol):
             self._protocol.lost()
 
     def _begin(self, event: Connected) -> None:
+        if not event.session_present:
+            for receiver in self._switch.receivers():
+                receiver.session_lost()
         seconds = event.server.keep_alive
         if seconds is None:
             seconds = self._protocol.options.keep_alive

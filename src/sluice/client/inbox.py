@@ -13,18 +13,21 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Generic, TypeVar
 
 from sluice.client.message import Message
+
+T = TypeVar("T")
 
 LENIENCY = 8  # how far the exception may go, in limits
 
 
-class Inbox:
-    def __init__(self, limit: int, when_taken: Callable[[Message], None]) -> None:
+class Inbox(Generic[T]):
+    def __init__(self, limit: int, when_taken: Callable[[T], None] | None = None) -> None:
         self.limit = limit
         self.most = limit * LENIENCY
         self.dropped = 0
-        self._messages: deque[Message] = deque()
+        self._messages: deque[T] = deque()
         self._takers: deque[asyncio.Future[None]] = deque()
         self._when_taken = when_taken
         self._ended = False
@@ -42,7 +45,7 @@ class Inbox:
         """Judged before a read, not within it: one read may bring thousands of small messages."""
         return len(self._messages) >= self.most
 
-    def put(self, message: Message) -> None:
+    def put(self, message: T) -> None:
         self._messages.append(message)
         if self._takers:
             self._wake_one()
@@ -59,7 +62,7 @@ class Inbox:
         while self._takers:
             self._wake_one()
 
-    async def take(self) -> Message | None:
+    async def take(self) -> T | None:
         """The next message; None after the end. A cancelled take loses nothing."""
         while not self._messages:
             if self._ended:
@@ -80,8 +83,15 @@ class Inbox:
         message = self._messages.popleft()
         if self._messages and self._takers:
             self._wake_one()
-        self._when_taken(message)
+        if self._when_taken is not None:
+            self._when_taken(message)
         return message
+
+    def take_waiting(self) -> list[T]:
+        """All that is here, without waiting."""
+        taken = list(self._messages)
+        self._messages.clear()
+        return taken
 
     def _wake_one(self) -> None:
         while self._takers:
@@ -94,7 +104,7 @@ class Inbox:
 class Messages:
     """What `client.messages()` gives: an async iterator. Several of them share one inbox, each message goes to one."""
 
-    def __init__(self, inbox: Inbox) -> None:
+    def __init__(self, inbox: Inbox[Message]) -> None:
         self._inbox = inbox
 
     def __aiter__(self) -> Messages:

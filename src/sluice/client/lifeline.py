@@ -23,8 +23,10 @@ from sluice.client.errors import (
     SubscribeRefused,
 )
 from sluice.client.inbox import Inbox
+from sluice.client.message import Message
 from sluice.client.options import Options, reconnect_delay
 from sluice.client.protocol import ClientProtocol, Connected, State
+from sluice.client.switch import Switch
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +42,8 @@ class Lifeline:
         self,
         options: Options,
         protocol: ClientProtocol,
-        inbox: Inbox,
+        inbox: Inbox[Message],
+        switch: Switch,
         when_answered: Callable[[], None],
         when_over: Callable[[ClientError], None],
         on_connect: Callable[[Connected], None] | None,
@@ -53,6 +56,7 @@ class Lifeline:
         self._options = options
         self._protocol = protocol
         self._inbox = inbox
+        self._switch = switch
         self._when_answered = when_answered
         self._when_over = when_over
         self._on_connect = on_connect
@@ -97,19 +101,22 @@ class Lifeline:
         """One attempt: a socket, TLS, CONNECT, CONNACK, all within the connect timeout."""
         options = self._options
         context = ssl.create_default_context() if options.tls is True else options.tls or None
-        connection = Connection(self._protocol, self._inbox, self._when_answered)
+        connection = Connection(self._protocol, self._inbox, self._switch, self._when_answered)
         self.connection = connection
         where = f"{options.host}:{options.port}"
         opened = False
         try:
             async with asyncio.timeout(options.connect_timeout):
-                await asyncio.get_running_loop().create_connection(
-                    lambda: connection,
-                    options.host,
-                    options.port,
-                    ssl=context,
-                    server_hostname=(options.server_hostname or options.host) if context else None,
-                )
+                if options.dial is not None:
+                    await options.dial(connection)
+                else:
+                    await asyncio.get_running_loop().create_connection(
+                        lambda: connection,
+                        options.host,
+                        options.port,
+                        ssl=context,
+                        server_hostname=(options.server_hostname or options.host) if context else None,
+                    )
                 outcome = await connection.opened
             if isinstance(outcome, Exception):
                 raise outcome

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, Unpack
 
 from sluice.wire.packets import Publish
 from sluice.wire.properties import Properties
+
+if TYPE_CHECKING:
+    from sluice.client.replies import ReplyOptions
 
 
 class Acknowledger(Protocol):
     """Whoever writes acknowledgements: declared here so that a message need not know the session it came from."""
 
     def acknowledge(self, message: Message, reason: int, properties: Properties | None) -> bool: ...
+
+
+class Replier(Protocol):
+    """Whoever can publish an answer."""
+
+    async def reply(
+        self, message: Message, payload: object = b"", **options: Unpack[ReplyOptions]
+    ) -> None: ...
 
 
 class Message:
@@ -25,6 +36,7 @@ class Message:
         "answer",
         "payload",
         "qos",
+        "replier",
         "topic",
     )
 
@@ -33,6 +45,7 @@ class Message:
         self.payload: bytes = packet.payload
         self.qos = int(packet.qos)
         self.acknowledged = packet.qos == 0
+        self.replier: Replier | None = None  # the client, once the message is with the application
         self._packet = packet
         self._properties: Properties | None = None
         self._acknowledger = acknowledger
@@ -73,6 +86,11 @@ class Message:
             properties = Properties()
             properties.reason_string = reason_string
         return self._acknowledger.acknowledge(self, reason, properties)
+
+    async def reply(self, payload: object = b"", **options: Unpack[ReplyOptions]) -> None:
+        """Answer it: to its response topic, with its correlation. Returns when the answer is taken."""
+        assert self.replier is not None, "a message that was handed out"
+        await self.replier.reply(self, payload, **options)
 
     def __repr__(self) -> str:
         return f"Message({self.topic!r}, {len(self.payload)} bytes, qos={self.qos})"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sluice.client.errors import Unsupported
@@ -11,6 +12,9 @@ from sluice.wire.packets import V5, V311, Connect, publish_with
 from sluice.wire.properties import Properties
 
 UserProperties = Mapping[str, str] | Iterable[tuple[str, str]]
+
+# Joins a protocol to a server by other means than a socket: the test kit's broker lives in the same process.
+Dial = Callable[[asyncio.Protocol], Awaitable[None]]
 
 # In flight towards a 3.1.1 server, which cannot say what it can receive: what common servers take by default. Some
 # close the connection beyond it.
@@ -82,6 +86,7 @@ class Options:
     max_buffered: int = 1_000
     max_unconfirmed: int = 65_536
     max_unconfirmed_bytes: int = 64 * 1024 * 1024
+    dial: Dial | None = None
 
     def __post_init__(self) -> None:
         if self.version not in (V311, V5):

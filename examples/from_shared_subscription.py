@@ -1,0 +1,48 @@
+"""From `$share` to a queue: what changes, and what it is good for.
+
+`python examples/from_shared_subscription.py [mqtt://localhost:1883]` (or SLUICE_MQTT). A shared subscription divides
+the messages among workers that are there. What arrives while none is there is gone, and so is what a worker took and
+did not finish. The queue has both.
+"""
+
+import asyncio
+import os
+import sys
+
+from sluice.client import Client
+
+BEFORE = "examples/share/jobs"
+AFTER = "examples/queued-jobs"
+
+
+async def before(url: str) -> None:
+    async with Client.from_url(url, client_id="publisher-1") as publisher:
+        await publisher.publish(BEFORE, "early", qos=1)  # no worker yet: gone
+        async with Client.from_url(url, client_id="worker-1") as worker:
+            await worker.subscribe(f"$share/workers/{BEFORE}", qos=1)
+            await publisher.publish(BEFORE, "in time", qos=1)
+            print(f"$share: {(await anext(worker.messages())).payload.decode()}")
+            # The worker dies now: the message was acknowledged when it was handed out, and nobody will finish it.
+
+
+async def after(url: str) -> None:
+    async with Client.from_url(url, client_id="publisher-1") as publisher:
+        await publisher.publish(f"$queue/{AFTER}", "early", qos=1)  # the topic is all that changes here
+    async with Client.from_url(url, client_id="workers-1") as worker:
+        job = await anext(worker.consumer(AFTER))
+        print(f"$queue: {job.text}, attempt {job.attempt}, and the worker dies")
+    async with Client.from_url(url, client_id="workers-2") as worker:
+        job = await anext(worker.consumer(AFTER))
+        await job.ack()
+        print(f"$queue: {job.text}, attempt {job.attempt}, done by another")
+
+
+async def main(url: str) -> None:
+    async with asyncio.timeout(30):
+        await before(url)
+        await after(url)
+
+
+asyncio.run(
+    main(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SLUICE_MQTT", "mqtt://localhost:1883"))
+)

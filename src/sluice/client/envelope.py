@@ -1,0 +1,101 @@
+"""What is written on a rejected message, and where: user properties in MQTT 5.0, the payload itself in 3.1.1.
+
+3.1.1 has no place beside the payload, so a rejected message is put into an envelope of JSON, with the names in the bag
+of its header. A payload that is such an envelope already keeps its form and gets the names added:
+
+    {"header": {"topic": "orders", "messageType": "Order", "bag": {"originalTopic": "orders", ...}}, "body": ...}
+
+A body that is text stays readable; other bytes are base64, and the header says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sluice.client.message import Message
+
+ORIGINAL_TOPIC: Final = "originalTopic"
+ORIGINAL_MESSAGE_TYPE: Final = "originalMessageType"
+REJECTION_REASON: Final = "rejectionReason"
+REJECTION_TIMESTAMP: Final = "rejectionTimestamp"
+REJECTION_MESSAGE: Final = "rejectionMessage"
+
+METADATA: Final = frozenset(
+    (ORIGINAL_TOPIC, ORIGINAL_MESSAGE_TYPE, REJECTION_REASON, REJECTION_TIMESTAMP, REJECTION_MESSAGE)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A rejected message, read back: its payload as it was, and what was written on it."""
+
+    payload: bytes
+    metadata: dict[str, str]
+
+    @property
+    def original_topic(self) -> str:
+        return self.metadata.get(ORIGINAL_TOPIC, "")
+
+    @property
+    def reason(self) -> str:
+        return self.metadata.get(REJECTION_REASON, "")
+
+
+def add_to_properties(user: list[tuple[str, str]], metadata: dict[str, str]) -> list[tuple[str, str]]:
+    """The publisher's own properties stay; what an earlier rejection wrote is replaced."""
+    return [*((name, value) for name, value in user if name not in METADATA), *metadata.items()]
+
+
+def add_to_payload(payload: bytes, topic: str, metadata: dict[str, str]) -> bytes:
+    envelope = _envelope_in(payload)
+    if envelope is None:
+        header: dict[str, Any] = {"topic": topic, "messageType": metadata[ORIGINAL_MESSAGE_TYPE]}
+        try:
+            body = payload.decode()
+        except UnicodeDecodeError:
+            header["encoding"] = "base64"
+            body = base64.b64encode(payload).decode()
+        envelope = {"header": header, "body": body}
+    header = envelope["header"]
+    bag = header.get("bag")
+    kept = bag if isinstance(bag, dict) else {}
+    header["bag"] = {**{name: value for name, value in kept.items() if name not in METADATA}, **metadata}
+    return json.dumps(envelope, ensure_ascii=False).encode()
+
+
+def message_type_in(payload: bytes) -> str | None:
+    """The type that an envelope tells of itself."""
+    envelope = _envelope_in(payload)
+    told = None if envelope is None else envelope["header"].get("messageType")
+    return told if isinstance(told, str) else None
+
+
+def read_dead_letter(message: Message) -> DeadLetter:
+    """What `reject` made, in either form."""
+    told = {name: value for name, value in message.properties.user if name in METADATA}
+    if told:
+        return DeadLetter(message.payload, told)
+    envelope = _envelope_in(message.payload)
+    bag = None if envelope is None else envelope["header"].get("bag")
+    if envelope is None or not isinstance(bag, dict):
+        return DeadLetter(message.payload, {})
+    metadata = {name: str(value) for name, value in bag.items() if name in METADATA}
+    body = envelope.get("body")
+    if not isinstance(body, str):
+        return DeadLetter(json.dumps(body, ensure_ascii=False).encode(), metadata)
+    if envelope["header"].get("encoding") == "base64":
+        return DeadLetter(base64.b64decode(body), metadata)
+    return DeadLetter(body.encode(), metadata)
+
+
+def _envelope_in(payload: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(value, dict) and isinstance(value.get("header"), dict) and "body" in value:
+        return value
+    return None

@@ -1,0 +1,105 @@
+"""Payloads with types: values into bytes for a publisher, bytes into what a handler asked for.
+
+    bytes, str                     as they are, UTF-8
+    a pydantic or msgspec model    its own JSON
+    anything else                  JSON
+
+Neither pydantic nor msgspec is imported before somebody hands in one of their models: then it is there already.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+from sluice.client.errors import ClientError
+
+JSON: Final = "application/json"
+
+Decoder = Callable[[bytes], Any]
+
+
+class UnreadablePayload(ClientError):
+    """The payload is not what the handler asked for. Sending it again will not change that."""
+
+
+def encode_payload(value: object) -> tuple[bytes, str | None]:
+    """The bytes of a value, and the content type if it is JSON."""
+    if isinstance(value, bytes):
+        return value, None
+    if isinstance(value, str):
+        return value.encode(), None
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value), None
+    pydantic = sys.modules.get("pydantic")
+    if pydantic is not None and isinstance(value, pydantic.BaseModel):
+        return value.model_dump_json().encode(), JSON
+    msgspec = sys.modules.get("msgspec")
+    if msgspec is not None and isinstance(value, msgspec.Struct):
+        encoded: bytes = msgspec.json.encode(value)
+        return encoded, JSON
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(), JSON
+
+
+def decoder_for(kind: Any) -> Decoder:
+    """What turns a payload into a `kind`. It raises `UnreadablePayload`, with the reason in words."""
+    if kind is bytes:
+        return _as_it_is
+    if kind is str:
+        return _read_text
+    if kind in (Any, object, dict, list) or kind is None:
+        return _JsonReader(kind if kind in (dict, list) else None)
+    msgspec = sys.modules.get("msgspec")
+    if msgspec is not None and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return _ModelReader(msgspec.json.Decoder(kind).decode, msgspec.MsgspecError)
+    import pydantic
+
+    return _ModelReader(pydantic.TypeAdapter(kind).validate_json, pydantic.ValidationError)
+
+
+def _as_it_is(payload: bytes) -> bytes:
+    return payload
+
+
+def _read_text(payload: bytes) -> str:
+    try:
+        return payload.decode()
+    except UnicodeDecodeError as fault:
+        raise UnreadablePayload(f"the payload is not UTF-8: {fault.reason} at byte {fault.start}") from fault
+
+
+class _JsonReader:
+    def __init__(self, kind: type | None) -> None:
+        self._kind = kind
+
+    def __call__(self, payload: bytes) -> Any:
+        try:
+            value = json.loads(payload)
+        except (ValueError, RecursionError) as fault:
+            raise UnreadablePayload(f"the payload is not JSON: {fault}") from fault
+        if self._kind is not None and not isinstance(value, self._kind):
+            raise UnreadablePayload(f"the payload is JSON, but not a {self._kind.__name__}")
+        return value
+
+
+class _ModelReader:
+    def __init__(self, read: Decoder, fault: type[Exception]) -> None:
+        self._read = read
+        self._fault = fault
+
+    def __call__(self, payload: bytes) -> Any:
+        try:
+            return self._read(payload)
+        except self._fault as fault:
+            raise UnreadablePayload(_in_one_line(fault)) from fault
+
+
+def _in_one_line(fault: Exception) -> str:
+    """Pydantic tells each fault over several lines, with a link; a reason string is one sentence."""
+    errors = getattr(fault, "errors", None)
+    if errors is None:
+        return str(fault)
+    told = errors(include_url=False, include_input=False)
+    return "; ".join(f"{'.'.join(map(str, one['loc'])) or 'payload'}: {one['msg']}" for one in told[:5])

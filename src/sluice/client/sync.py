@@ -1,0 +1,329 @@
+"""The client for programs without an event loop: the same code, on a loop in a thread.
+
+    with Client("localhost") as client:
+        client.publisher("tasks").send("resize cat.png")
+        for task in client.consumer("tasks", group="workers"):
+            print(task.text)
+            task.ack()
+
+No method is written twice. `waiting(AsyncClass.method)` is that method with the waiting done for the caller: its
+parameters, result and documentation are those of the original, for people and for type checkers alike.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
+
+from sluice.client.client import Client as _Client
+from sluice.client.consumer import Consumer as _Consumer
+from sluice.client.delivery import Delivery as _Delivery
+from sluice.client.delivery import Reason
+from sluice.client.errors import ClientError
+from sluice.client.inbox import Messages
+from sluice.client.message import Message as _Message
+from sluice.client.options import Options
+from sluice.client.portal import Portal
+from sluice.client.publisher import Publisher as _Publisher
+from sluice.client.rejecting import Rejections
+from sluice.client.replies import ReplyOptions
+from sluice.client.server import ServerInfo
+from sluice.client.subscription import ConsumerFactory as _ConsumerFactory
+from sluice.client.subscription import Subscription
+from sluice.client.subscription import TopicConsumer as _TopicConsumer
+from sluice.wire.properties import Properties
+
+A = TypeVar("A")  # what is behind a facade
+B = TypeVar("B")
+R = TypeVar("R")
+P = ParamSpec("P")
+
+
+class Facade(Generic[A]):
+    """Something of the async library, and the loop that it lives in."""
+
+    def __init__(self, inner: A, portal: Portal) -> None:
+        self.inner = inner
+        self._portal = portal
+
+    def __repr__(self) -> str:
+        return f"{type(self).__module__}.{self.inner!r}"
+
+
+def waiting(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Facade[A], P], R]:
+    """A coroutine method as a method that returns its result."""
+
+    @functools.wraps(method)
+    def call(self: Facade[A], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._portal.wait(method(self.inner, *args, **kwargs))
+
+    return call
+
+
+def calling(method: Callable[Concatenate[A, P], R]) -> Callable[Concatenate[Facade[A], P], R]:
+    """A plain method, called in the loop."""
+
+    @functools.wraps(method)
+    def call(self: Facade[A], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._portal.run(method, self.inner, *args, **kwargs)
+
+    return call
+
+
+F = TypeVar("F", bound=Facade[Any])
+
+
+def making(
+    method: Callable[Concatenate[A, P], B], facade: Callable[[B, Portal], F]
+) -> Callable[Concatenate[Facade[A], P], F]:
+    """A method that makes something of the async library, which comes out as its facade."""
+
+    @functools.wraps(method)
+    def call(self: Facade[A], /, *args: P.args, **kwargs: P.kwargs) -> F:
+        return facade(self._portal.run(method, self.inner, *args, **kwargs), self._portal)
+
+    return call
+
+
+def awaiting(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, B]], facade: Callable[[B, Portal], F]
+) -> Callable[Concatenate[Facade[A], P], F]:
+    """The same of a coroutine method."""
+
+    @functools.wraps(method)
+    def call(self: Facade[A], /, *args: P.args, **kwargs: P.kwargs) -> F:
+        return facade(self._portal.wait(method(self.inner, *args, **kwargs)), self._portal)
+
+    return call
+
+
+class Read(Generic[R]):
+    """An attribute of the original under the same name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, facade: Facade[Any], owner: type) -> R:
+        value: R = getattr(facade.inner, self._name)
+        return value
+
+
+class Message(Facade[_Message]):
+    topic = Read[str]()
+    payload = Read[bytes]()
+    qos = Read[int]()
+    retain = Read[bool]()
+    dup = Read[bool]()
+    packet_id = Read[int]()
+    acknowledged = Read[bool]()
+    subscription_ids = Read[list[int]]()
+    properties = Read[Properties]()
+
+    ack = waiting(_Message.ack)
+    reply = waiting(_Message.reply)
+
+
+class Delivery(Facade[_Delivery]):
+    id = Read[str]()
+    token = Read[str]()
+    topic = Read[str]()
+    payload = Read[bytes]()
+    settled = Read[bool]()
+    queue = Read[str]()
+    group = Read[str]()
+    partition = Read[int]()
+    sequence = Read[int]()
+    attempt = Read[int]()
+    enqueued_at = Read[str]()
+    key = Read[str | None]()
+    headers = Read[dict[str, str]]()
+    properties = Read[Properties]()
+    text = Read[str]()
+    json = calling(_Delivery.json)
+
+    ack = waiting(_Delivery.ack)
+    nack = waiting(_Delivery.nack)
+    reject = waiting(_Delivery.reject)
+    release = waiting(_Delivery.release)
+    extend = waiting(_Delivery.extend)
+    reply = waiting(_Delivery.reply)
+
+
+class Publisher(Facade[_Publisher]):
+    queue = Read[str]()
+    topic = Read[str]()
+
+    send = waiting(_Publisher.send)
+    send_many = waiting(_Publisher.send_many)
+    send_nowait = calling(_Publisher.send_nowait)
+
+
+class Consumer(Facade[_Consumer]):
+    queue = Read[str]()
+    group = Read[str | None]()
+    buffered = Read[int]()
+
+    open = waiting(_Consumer.open)
+    close = waiting(_Consumer.close)
+
+    def take(self, timeout: float | None = None) -> Delivery | None:
+        """The next delivery; None after the end. TimeoutError when none comes in time."""
+        delivery = self._portal.wait(self.inner.take(timeout))
+        return None if delivery is None else Delivery(delivery, self._portal)
+
+    def __iter__(self) -> Iterator[Delivery]:
+        while (delivery := self.take()) is not None:
+            yield delivery
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Client(Facade[_Client]):
+    """As `sluice.client.Client`, with the same options."""
+
+    options = Read[Options]()
+    is_connected = Read[bool]()
+    client_id = Read[str]()
+    server = Read[ServerInfo]()
+    session_present = Read[bool]()
+    last_loss = Read[ClientError | None]()
+    unconfirmed = Read[int]()
+    unconfirmed_bytes = Read[int]()
+    has_room = Read[bool]()
+    dropped = Read[int]()
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 1883, **options: Any) -> None:
+        super().__init__(_Client(host, port, **options), Portal())
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> Self:
+        made = cls()
+        made.inner = _Client.from_url(url, **options)
+        return made
+
+    connect = waiting(_Client.connect)
+    wait_connected = waiting(_Client.wait_connected)
+    drain = waiting(_Client.drain)
+    room = waiting(_Client.room)
+    publish = waiting(_Client.publish)
+    publish_nowait = calling(_Client.publish_nowait)
+    subscribe = waiting(_Client.subscribe)
+    unsubscribe = waiting(_Client.unsubscribe)
+    declare_queue = waiting(_Client.declare_queue)
+    publisher = making(_Client.publisher, Publisher)
+    consumer = making(_Client.consumer, Consumer)
+    request = awaiting(_Client.request, Message)
+
+    def reply(self, message: Message, payload: object = b"", **options: Unpack[ReplyOptions]) -> None:
+        """Answer a message that asks for it: to its response topic, with its correlation."""
+        self._portal.wait(self.inner.reply(message.inner, payload, **options))
+
+    def messages(self) -> Iterator[Message]:
+        """What arrives, until the client is closed."""
+        arriving = self.inner.messages()
+        while True:
+            try:
+                yield Message(self._portal.wait(_next_of(arriving)), self._portal)
+            except StopAsyncIteration:
+                return
+
+    def close(
+        self, *, drain_seconds: float = 5.0, reason: int = 0, session_expiry: int | None = None
+    ) -> None:
+        """Say goodbye, and end the thread."""
+        try:
+            self._portal.wait(
+                self.inner.close(drain_seconds=drain_seconds, reason=reason, session_expiry=session_expiry)
+            )
+        finally:
+            self._portal.close()
+
+    def __enter__(self) -> Self:
+        try:
+            self.connect()
+        except BaseException:
+            self._portal.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(drain_seconds=5.0 if error is None else 0.0)
+
+
+class TopicConsumer(Facade[_TopicConsumer]):
+    subscription = Read[Subscription]()
+    rejections = Read[Rejections]()
+
+    def open(self) -> None:
+        self._portal.wait(self.inner.open())
+
+    def close(self) -> None:
+        try:
+            self._portal.wait(self.inner.close())
+        finally:
+            self._portal.close()
+
+    def receive(self, timeout: float | None = None) -> Message | None:
+        """The next message; None after the end. TimeoutError when none comes in time."""
+        message = self._portal.wait(self.inner.receive(timeout))
+        return None if message is None else Message(message, self._portal)
+
+    def acknowledge(self, message: Message) -> bool:
+        return self._portal.wait(self.inner.acknowledge(message.inner))
+
+    def reject(self, message: Message, reason: Reason = "delivery-error", description: str = "") -> bool:
+        """As the async form: True, whatever happens."""
+        return self._portal.wait(self.inner.reject(message.inner, reason, description))
+
+    def __iter__(self) -> Iterator[Message]:
+        while (message := self.receive()) is not None:
+            yield message
+
+    def __enter__(self) -> Self:
+        try:
+            self.open()
+        except BaseException:
+            self._portal.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class ConsumerFactory:
+    """As `sluice.client.ConsumerFactory`; each consumer has a thread of its own."""
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 1883, **options: Any) -> None:
+        self._factory = _ConsumerFactory(host, port, **options)
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> Self:
+        made = cls()
+        made._factory = _ConsumerFactory.from_url(url, **options)
+        return made
+
+    def create(self, subscription: Subscription) -> TopicConsumer:
+        return TopicConsumer(self._factory.create(subscription), Portal())
+
+
+async def _next_of(arriving: Messages) -> _Message:
+    return await anext(arriving)
+
+
+__all__ = ["Client", "Consumer", "ConsumerFactory", "Delivery", "Message", "Publisher", "TopicConsumer"]

@@ -1,0 +1,46 @@
+"""Those who wait for something to become true of the client: room, a connection, an empty outbox."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+
+class Waiters:
+    """Looked through once per read, not per message."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: deque[tuple[Callable[[], bool], asyncio.Future[None]]] = deque()
+
+    async def wait(self, condition: Callable[[], bool]) -> None:
+        """Return after `look` has found the condition true, or after `wake_all`."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (condition, waiter)
+        self._entries.append(entry)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if entry in self._entries:
+                self._entries.remove(entry)
+            raise
+
+    def look(self) -> None:
+        """Something may have changed."""
+        entries = self._entries
+        for _ in range(len(entries)):
+            condition, waiter = entries.popleft()
+            if waiter.done():
+                continue
+            if condition():
+                waiter.set_result(None)
+            else:
+                entries.append((condition, waiter))
+
+    def wake_all(self) -> None:
+        while self._entries:
+            _, waiter = self._entries.popleft()
+            if not waiter.done():
+                waiter.set_result(None)

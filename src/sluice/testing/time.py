@@ -1,0 +1,83 @@
+"""Time that moves when it is told to, and callbacks that run on the loop of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+MIDDAY: Final = 1_800_000_000.0  # when every test begins: 15 January 2027, 08:00 UTC
+
+
+class Timer:
+    __slots__ = ("_callback",)
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self._callback = None
+
+    @property
+    def is_set(self) -> bool:
+        return self._callback is not None
+
+    def ring(self) -> None:
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+
+class VirtualTime:
+    """What the broker asks of an event loop. `call_soon` runs on the loop that runs, `call_later` when time has moved.
+
+    `activity` counts what was called: as long as it grows, things are happening."""
+
+    def __init__(self, now: float = MIDDAY) -> None:
+        self.now = now
+        self.activity = 0
+        self._soon: deque[Callable[[], Any]] = deque()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._count = 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def call_soon(self, callback: Callable[..., Any], *arguments: Any) -> None:
+        self._soon.append(partial(callback, *arguments) if arguments else callback)
+        if len(self._soon) == 1:
+            try:
+                asyncio.get_running_loop().call_soon(self.work)
+            except RuntimeError:
+                pass  # no loop runs yet: whoever builds the broker calls `work` itself
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        timer = Timer(callback)
+        self._count += 1
+        heapq.heappush(self._timers, (self.now + max(0.0, seconds), self._count, timer))
+        return timer
+
+    def work(self) -> None:
+        """Run what is to run now."""
+        while self._soon:
+            callback = self._soon[0]  # taken out afterwards: what it adds needs no second call of ours
+            self.activity += 1
+            try:
+                callback()
+            finally:
+                self._soon.popleft()
+
+    def next_due(self) -> float | None:
+        while self._timers and not self._timers[0][2].is_set:
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def ring_next(self) -> None:
+        """Let the time of the first timer come."""
+        due, _, timer = heapq.heappop(self._timers)
+        self.now = max(self.now, due)
+        self.activity += 1
+        timer.ring()

@@ -1,0 +1,97 @@
+"""A function and the queue whose jobs it does.
+
+What the function wants is read from its annotations, once: the payload as bytes, text, JSON or a model, the `Delivery`
+itself, or both. The decorated function stays what it was and can be called in a test.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeVar, get_type_hints
+
+from sluice.client import Delivery
+from sluice.client.payloads import Decoder, decoder_for
+from sluice.errors import ConfigError
+from sluice.worker.done import DoneLog
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DEFAULT_CONCURRENCY = 8
+PREFETCH_PER_LANE = (
+    4  # jobs waiting here for each that is worked on: enough to hide the line, too few to hoard
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How the jobs of a queue are done."""
+
+    queue: str
+    group: str
+    concurrency: int
+    prefetch: int
+    reject: tuple[type[Exception], ...]
+    timeout: float | None
+    done: DoneLog | None
+    start: str | None
+
+
+class Task(Generic[P, R]):
+    """What `@worker.task(...)` makes of a function."""
+
+    def __init__(self, function: Callable[P, R], rules: Rules) -> None:
+        self.function = function
+        self.rules = rules
+        self.name = getattr(function, "__name__", type(function).__name__)
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004  # an object whose call is a coroutine
+        )
+        self.__doc__ = function.__doc__
+        self.__wrapped__ = function
+        self.decode: Decoder | None = None
+        self.takes: tuple[str, ...] = self._read_signature()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def arguments(self, delivery: Delivery) -> tuple[Any, ...]:
+        """What the function is called with. Raises `UnreadablePayload`."""
+        decode = self.decode
+        if decode is None:
+            return (delivery,) if self.takes else ()
+        if len(self.takes) == 1:
+            return (decode(delivery.payload),)
+        payload = decode(delivery.payload)
+        return (payload, delivery) if self.takes[0] == "payload" else (delivery, payload)
+
+    def _read_signature(self) -> tuple[str, ...]:
+        function = self.function
+        try:
+            hints = get_type_hints(function)
+        except TypeError:
+            hints = {}  # a partial, or an object that can be called: nothing is annotated that could be read
+        except NameError as fault:
+            raise ConfigError(
+                f"the annotations of {self.name} cannot be read: {fault}",
+                "Define the types before the function",
+            ) from fault
+        takes: list[str] = []
+        for one in inspect.signature(function).parameters.values():
+            if one.kind in (one.KEYWORD_ONLY, one.VAR_KEYWORD, one.VAR_POSITIONAL) or (
+                one.default is not one.empty and takes
+            ):
+                continue
+            kind = hints.get(one.name, bytes)
+            if kind is Delivery:
+                takes.append("delivery")
+            else:
+                takes.append("payload")
+                self.decode = decoder_for(kind)
+        if len(takes) != len(set(takes)):
+            raise ConfigError(
+                f"{self.name} takes more than a payload and a Delivery", "Give the others default values"
+            )
+        return tuple(takes)
