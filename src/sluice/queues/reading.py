@@ -9,7 +9,7 @@ from mypy_extensions import i64
 
 from sluice.message import COMPRESSED, DELAYED, PRIORITY_BITS, Message, decode_body
 from sluice.queues.delivery import Lease
-from sluice.queues.keeping import FIRST_PID
+from sluice.queues.keeping import FIRST_OWNER, FIRST_PID
 from sluice.queues.partition import BLOCK, GONE, Partition
 from sluice.queues.ports import Codec
 from sluice.store.protocol import EXPIRES_AT, FLAGS_AT, HEADER_BYTES, TIME_AT, take_apart
@@ -147,8 +147,10 @@ def message_of(data: bytes, codec: Codec) -> Message | None:
 def rewrite(engine: Engine, data: bytes, address: i64) -> bool:
     """Compaction: write a message that still lives at `address` anew, so that its old segment can go."""
     record = take_apart(data, 0, len(data), address)
-    if record.pid >= FIRST_PID:
-        return engine.keeping.rewrite(record)
+    if record.pid >= FIRST_OWNER:
+        if record.pid >= FIRST_PID:
+            return engine.keeping.rewrite(record)
+        return engine.exclusive.rewrite(record)
     partition = engine.partitions.get(int(record.pid))
     if partition is None or partition.address(record.seq) != address:
         return False

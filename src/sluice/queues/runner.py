@@ -13,8 +13,9 @@ from sluice.clock import Clock
 from sluice.message import Message
 from sluice.queues.dead_letters import Alert
 from sluice.queues.engine import Engine
+from sluice.queues.exclusive import OwnedRead
 from sluice.queues.journal import Frame
-from sluice.queues.keeping import FIRST_PID, Kept
+from sluice.queues.keeping import FIRST_OWNER, FIRST_PID, Kept
 from sluice.queues.partition import GONE, Partition
 from sluice.queues.queue import Queue
 from sluice.queues.reading import Read
@@ -26,6 +27,8 @@ from sluice.store.protocol import ROW_BYTES, Record, Recovery, Store, read_row
 LOOK_SECONDS: Final = 2.0  # a segment whose last messages do not go away for so long is compacted
 ROOM_SECONDS: Final = 1.0  # how long an emptied segment waits: others may be emptied meanwhile
 COMPACT_BELOW: Final = 0.4  # a sealed segment of which less than this lives is written anew
+COMPACT_LASTING: Final = 0.5  # the same where most of what lives are last values of keys,
+COMPACT_SWEPT: Final = 0.7  # and after a sweep: the disk then holds at most about one and a half times what lives
 COMPACT_AT_ONCE: Final = 256  # messages that compaction moves in one go
 
 
@@ -72,6 +75,7 @@ class Runner:
         self._compacted: set[int] = (
             set()
         )  # segments that were gone through: what is left in them cannot be moved
+        self._lasting_share: float = COMPACT_LASTING
         self._closed: bool = False
         self._held: bool = False  # the open frame is not complete yet: see `hold`
         # Records from here on are not in the store yet: of the frame under way, and of the one that is being made.
@@ -95,6 +99,7 @@ class Runner:
         loader.finish()
         self._begin_frame()
         self._unkept_from = self._open_from
+        engine.exclusive.kept_before = self._open_from
         self._set_timer(engine.next_wake())
         return recovery
 
@@ -141,6 +146,10 @@ class Runner:
             if len(reads) > 1:
                 addresses = [address for read in reads for address in read.addresses]
             self.read(addresses, _ReadsDone(self, reads))
+        if engine.exclusive.reads:
+            owned = engine.exclusive.reads
+            engine.exclusive.reads = []
+            self.read([address for one in owned for address in one.addresses], _OwnedDone(self, owned))
         if self._frame is None and not self._gathering and not self._held and engine.journal.waits():
             if self._settle_seconds and not self._waiting_next and not engine.journal.hurries():
                 if self._settle_timer is None:
@@ -229,6 +238,19 @@ class Runner:
         self.end_turn()
         self._flushed()
 
+    def owned_done(self, reads: list[OwnedRead], records: list[bytes | None]) -> None:
+        """The same for the owners of exclusive queues."""
+        if self._closed:
+            return
+        self.engine.now = self._clock()
+        at = 0
+        for read in reads:
+            end = at + len(read.addresses)
+            self.engine.owned_fetched(read, records[at:end])
+            at = end
+        self.end_turn()
+        self._flushed()
+
     # ---- time
 
     def _set_timer(self, when: float) -> None:
@@ -246,6 +268,10 @@ class Runner:
             return
         self._set_timer(self.engine.tick(self._clock()))
         self.end_turn()
+        if self.engine.exclusive.swept:
+            self.engine.exclusive.swept = False
+            self._lasting_share = COMPACT_SWEPT
+            self._after_snapshot()
         self._flushed()
 
     # ---- room on disk
@@ -281,13 +307,15 @@ class Runner:
             return
         sizes = self._store.segment_sizes()
         self._compacted &= sizes.keys()
-        segment = self.engine.segments.pinned(sizes, COMPACT_BELOW, self._compacted)
+        segment = self.engine.segments.pinned(sizes, COMPACT_BELOW, self._lasting_share, self._compacted)
         if self.engine.segments.draining and self._look_timer is None:
             self._look_timer = self._call_later(LOOK_SECONDS, self._look_again)
         if segment >= 0:
             self._compacting = segment
             self._compacted.add(segment)
             self._store.scan(segment, self._scanned)
+        else:
+            self._lasting_share = COMPACT_LASTING
 
     def _look_again(self) -> None:
         self._look_timer = None
@@ -303,8 +331,10 @@ class Runner:
         self._move(living)
 
     def _lives(self, record: Record) -> bool:
-        if record.pid >= FIRST_PID:
-            return self.engine.keeping.lives(record)
+        if record.pid >= FIRST_OWNER:
+            if record.pid >= FIRST_PID:
+                return self.engine.keeping.lives(record)
+            return self.engine.exclusive.lives(record)
         partition = self.engine.partitions.get(int(record.pid))
         return partition is not None and partition.address(record.seq) == record.address
 
@@ -328,7 +358,10 @@ class Runner:
             if data is not None:
                 engine.rewrite(data, record.address)
             elif record.pid < FIRST_PID and self._lives(record):
-                engine.damaged(engine.partitions[int(record.pid)], record.seq)
+                if record.pid >= FIRST_OWNER:
+                    engine.warnings.append(engine.exclusive.damaged(record, engine.now))
+                else:
+                    engine.damaged(engine.partitions[int(record.pid)], record.seq)
         self.end_turn()
         self._move(living[COMPACT_AT_ONCE:])
 
@@ -393,6 +426,15 @@ class _ReadsDone:
 
     def __call__(self, records: list[bytes | None]) -> None:
         self._runner.reads_done(self._reads, records)
+
+
+class _OwnedDone:
+    def __init__(self, runner: Runner, reads: list[OwnedRead]) -> None:
+        self._runner = runner
+        self._reads = reads
+
+    def __call__(self, records: list[bytes | None]) -> None:
+        self._runner.owned_done(self._reads, records)
 
 
 class _MoveDone:
