@@ -167,6 +167,14 @@ class InvalidQueueConfig(QueueError):
     """A key that is unknown, or a value out of its range."""
 
 
+class MissingKey(InvalidQueueConfig):
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"queue {name!r} is compacted, and a message without a key cannot take the place of another",
+            "Give it a key: user property partition-key, or key where the door has a field for it",
+        )
+
+
 class UnknownDelivery(QueueError):
     def __init__(self, message_id: str) -> None:
         super().__init__(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from sluice.broker.ecq_reader import OwnedDelivery, OwnedReader
 from sluice.broker.inflight import UNSAID, Delivery, Inflight
 from sluice.broker.permission import MAY_NOT_SUBSCRIBE, refuse_sys
 from sluice.broker.subscriptions import Share, Subscription
@@ -77,6 +78,7 @@ class Session(Publisher):
         self._unanswered: i64 = 0  # incoming QoS 1 and 2 of this connection that wait for the store
         self._epoch: i64 = 0  # counts connections: see `tag`
         self.by_queue: dict[str, QueueConsumer] = {}
+        self.reader: OwnedReader | None = None  # while it is subscribed to its exclusive queue
         self.queue_requests: dict[
             bytes, tuple[int, list[str]]
         ] = {}  # what was asked for, by filter: QoS and options
@@ -288,6 +290,22 @@ class Session(Publisher):
         self.held_bytes += size
         self.inflight.add(packet_id, delivery)
 
+    def room(self) -> i64:
+        """How many deliveries would leave at once."""
+        connection = self.connection
+        if connection is None or connection.choked or self._unsaid is not None:
+            return 0
+        return self.window - self.inflight.count
+
+    def deliver_owned(self, delivery: OwnedDelivery) -> None:
+        """Send a value of an exclusive queue to its owner, who has room. One that it can never take is done with."""
+        connection = self.connection
+        if connection is None:
+            return
+        self.held_bytes += delivery.size
+        if not self._start(delivery, connection):
+            self.router.take_owned(delivery)
+
     def forget_lease(self, lease: Lease) -> None:
         """A delivery from a queue is not this session's any more: an answer to it counts for the line only."""
         for delivery in self.inflight.in_order():
@@ -385,6 +403,8 @@ class Session(Publisher):
                 self.router.take_ack(lease, reason)
             else:
                 self.router.feed(consumer)
+        elif isinstance(delivery, OwnedDelivery):
+            self.router.take_owned(delivery)
 
     def on_ack(self, packet: Ack, connection: Connection) -> None:
         """PUBREC, PUBREL and PUBCOMP: the rest of QoS 2, both ways."""
@@ -413,7 +433,7 @@ class Session(Publisher):
             self._finish(packet.packet_id, delivery)
 
     def _finish(self, packet_id: i64, delivery: Delivery) -> None:
-        if self.by_queue and self.inflight.count >= self.window:
+        if self.inflight.count >= self.window and (self.by_queue or self.reader is not None):
             self.feed_consumers()  # those of other queues had no room either
         self.inflight.remove(packet_id)
         self._let_go(delivery)
@@ -441,6 +461,11 @@ class Session(Publisher):
                     why = why or text
                     continue
                 reason, text = door.may_take_responses(self, request.topic_filter, reason)
+            elif reason < 0x80 and door is not None and request.topic_filter.startswith(b"$ECQ/"):
+                reason, text = door.ecq.subscribe(self, request, packet.properties, identifier)
+                reasons.append(reason)
+                why = why or text
+                continue
             if reason < 0x80:
                 if door is not None and request.topic_filter.startswith(b"$admin/"):
                     door.watch()
@@ -482,6 +507,11 @@ class Session(Publisher):
             return NOT_AUTHORIZED, MAY_NOT_SUBSCRIBE
         if group and inner.startswith(b"$queue/") and self.router.door is not None:
             return TOPIC_FILTER_INVALID, "a queue is shared by its groups: use $queue/<queue>/$group/<group>"
+        if group and inner.startswith(b"$ECQ/") and self.router.door is not None:
+            return (
+                TOPIC_FILTER_INVALID,
+                "an exclusive queue is not shared: its owner subscribes to $ECQ/<client>/#",
+            )
         count = len(self.subscriptions) + len(self.queue_requests)
         known = topic_filter in self.subscriptions or topic_filter in self.queue_requests
         if count >= limits.max_subscriptions and not known:
@@ -535,11 +565,15 @@ class Session(Publisher):
         self.pump()
         if self.by_queue and self.router.door is not None:
             self.router.door.resumed(self)
+        if self.reader is not None and self.router.door is not None:
+            self.router.door.ecq.resumed(self)
 
     def feed_consumers(self) -> None:
         """The line has room again: whoever reads queues over it may have more."""
         for consumer in self.by_queue.values():
             self.router.feed(consumer)
+        if self.reader is not None and self.router.door is not None:
+            self.router.door.ecq.feed(self.reader)
 
     def restore_waiting(self, delivery: Delivery) -> None:
         """After a restart: a message that waits for this session."""

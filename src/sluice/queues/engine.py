@@ -21,7 +21,7 @@ from mypy_extensions import i64
 
 from sluice.errors import MessageTooLarge, UnknownQueue
 from sluice.message import COMPRESSED, DELAYED, PRIORITY_BITS, TARGETED, Message, encode_start, fnv1a32
-from sluice.queues import dead_letters, dispatch, lifecycle, reading, removal, settling
+from sluice.queues import compaction, dead_letters, dispatch, lifecycle, reading, removal, settling
 from sluice.queues import journal as notes
 from sluice.queues.batches import Batches
 from sluice.queues.cursor import Cursor
@@ -136,12 +136,21 @@ class Engine:
         if message.id and queue.seen(message.id, self.now):
             queue.duplicates += 1
         else:
-            if queue.depth < rules.max_depth or removal.make_room(self, queue, message):
+            if rules.compacted:
+                compaction.publish(self, queue, message)
+            elif queue.depth < rules.max_depth or removal.make_room(self, queue, message):
                 self.append(queue, message, 0)
             if message.id:
                 queue.remember(message.id, self.now)
         if publisher is not None:
             self.journal.add_receipt(publisher, tag)
+
+    def put(self, queue: Queue, message: Message) -> None:
+        """Take a message that nothing can be said against, by the kind of its queue."""
+        if queue.rules.compacted:
+            compaction.append(self, queue, message)
+        else:
+            self.append(queue, message, 0)
 
     def append(self, queue: Queue, message: Message, target: i64) -> Partition:
         """Put a message at the end of its partition; `target` is the one group it is for, 0 for all."""
@@ -395,8 +404,8 @@ class Engine:
 
     def expect_retention(self, partition: Partition) -> None:
         """Something settled is kept in `partition`: look for what was kept long enough from time to time."""
-        if partition.retention_set == 0.0:
-            retention = partition.queue.rules.retention
+        retention = partition.queue.rules.retention
+        if partition.retention_set == 0.0 and retention > 0.0:
             self.timers.expect_retention(partition, self.now + max(1.0, retention / RETENTION_STEPS))
 
 

@@ -17,16 +17,15 @@ again, and only the functions that say so write notes.
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import Final
 
-from librt.strings import read_i64_le
 from mypy_extensions import i64
 
 from sluice.errors import MessageTooLarge, QueueFull
 from sluice.message import TOMBSTONE, Message, decode_headers, encode_header, encode_start
 from sluice.queues.journal import Journal, Note, NoteWriter
 from sluice.queues.keeping import FIRST_OWNER
+from sluice.queues.keys import mark_of
 from sluice.queues.owner import NOTHING_DONE, Owner
 from sluice.queues.ports import Codec, Reader
 from sluice.queues.reading import message_of
@@ -87,7 +86,9 @@ class Exclusive:
         self._segments = segments
         self._by_number: dict[int, Owner] = {}
         self._next_number: i64 = 1
-        self._first: i64 = 1  # where a new owner's sequences begin: behind those of every owner that was forgotten
+        self._first: i64 = (
+            1  # where a new owner's sequences begin: behind those of every owner that was forgotten
+        )
         self._cached: i64 = 0
         self._dirty: list[Owner] = []
         self._expecting: list[Reader] = []  # in the open frame there is something for them,
@@ -175,7 +176,7 @@ class Exclusive:
     def _drop(self, owner: Owner, slot: i64) -> None:
         """A value is gone, whatever its reader makes of it."""
         seq = owner.seq(slot)
-        self._segments.drop_lasting(owner.address(slot), owner.size(slot))
+        self._segments.drop(owner.address(slot), owner.size(slot))
         owner.remove(slot)
         if owner.done:
             owner.done.discard(int(seq))
@@ -521,7 +522,7 @@ class Exclusive:
             b"",
             False,
         )
-        self._segments.drop_lasting(record.address, record.size)
+        self._segments.drop(record.address, record.size)
         self._segments.add_lasting(moved, record.size)
         owner.move(slot, moved)
         if owner.reader is not None:
@@ -615,7 +616,7 @@ class Exclusive:
             return
         slot = owner.slot_of(record.seq)
         if slot >= 0:
-            self._segments.drop_lasting(owner.address(slot), record.size)
+            self._segments.drop(owner.address(slot), record.size)
             self._segments.add_lasting(record.address, record.size)
             owner.move(slot, record.address)
 
@@ -653,12 +654,6 @@ class Exclusive:
         """All is read."""
         if self.owners:
             self.due = now + self.rules.sweep_interval
-
-
-def mark_of(key: bytes) -> i64:
-    """What a key is known by: 64 bits of BLAKE2b. Of a million keys of one owner two have the same with a chance of one
-    in thirty million; and nobody can find another key for a given mark, to overwrite what is not his."""
-    return read_i64_le(blake2b(key, digest_size=8).digest(), 0)
 
 
 def mark_in(record: Record) -> i64:

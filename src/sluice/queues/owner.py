@@ -6,7 +6,7 @@ when a fifth of the columns are gaps, so memory goes by what lives. A key is loo
 with many keys gets a dict for it.
 
 A key is known by its mark, 64 bits of BLAKE2b. The mark stands in the header of its record too, so that a start needs
-to read no body (`exclusive.mark_of`).
+to read no body (`keys.mark_of`).
 """
 
 from __future__ import annotations

@@ -60,7 +60,8 @@ class Consumer:
         """Take a message. It is this consumer's until it is settled or its deadline passes."""
 
     def taken_away(self, lease: Lease) -> None:
-        """The deadline has passed: whatever it does with the message from now on does not count."""
+        """The deadline has passed, or a younger message has taken its place: whatever it does with it from now on does
+        not count."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from mypy_extensions import i64
 
 from sluice.message import DELAYED, TARGETED, decode_body
-from sluice.queues import dead_letters, lifecycle
+from sluice.queues import compaction, dead_letters, lifecycle
 from sluice.queues import journal as notes
 from sluice.queues.cursor import Cursor
 from sluice.queues.engine import Engine, pass_by_others
@@ -171,6 +171,8 @@ class EngineLoader:
         message = decode_body(record.body)
         target: i64 = partition.targets.get(int(record.seq), 0) if record.flags & TARGETED else 0
         left: i64 = 1 if target else len(partition.cursors)
+        if queue.rules.compacted:
+            compaction.load(self._engine, queue, partition, record.seq, message.key)
         self._place(partition, record, left, message.enqueued_at)
         queue.depth += 1
         queue.enqueued += 1

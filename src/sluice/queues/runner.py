@@ -28,7 +28,9 @@ LOOK_SECONDS: Final = 2.0  # a segment whose last messages do not go away for so
 ROOM_SECONDS: Final = 1.0  # how long an emptied segment waits: others may be emptied meanwhile
 COMPACT_BELOW: Final = 0.4  # a sealed segment of which less than this lives is written anew
 COMPACT_LASTING: Final = 0.5  # the same where most of what lives are last values of keys,
-COMPACT_SWEPT: Final = 0.7  # and after a sweep: the disk then holds at most about one and a half times what lives
+COMPACT_SWEPT: Final = (
+    0.7  # and after a sweep: the disk then holds at most about one and a half times what lives
+)
 COMPACT_AT_ONCE: Final = 256  # messages that compaction moves in one go
 
 

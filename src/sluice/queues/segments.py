@@ -10,7 +10,9 @@ class Segment:
         self.number: i64 = number
         self.live: i64 = 0
         self.live_bytes: i64 = 0
-        self.lasting_bytes: i64 = 0  # of them, last values of keys: they go one by one, and never all at once
+        self.lasting_bytes: i64 = (
+            0  # of last values of keys, living or not: such go one by one, never all at once
+        )
         self.looked: i64 = -1  # how many lived when compaction last looked
 
 
@@ -49,10 +51,6 @@ class Segments:
         """The same for the last value of a key, which stays until it is replaced."""
         self.add(address, size)
         self._last.lasting_bytes += size
-
-    def drop_lasting(self, address: i64, size: i64) -> None:
-        self.drop(address, size)
-        self._last.lasting_bytes -= size
 
     def free(self, kept: list[int]) -> list[int]:
         """Of the sealed segments `kept` by the store, those in which nothing lives."""

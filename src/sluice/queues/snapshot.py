@@ -13,6 +13,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from sluice.errors import StoreError
+from sluice.queues import compaction
 from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import WAITING, Lease
 from sluice.queues.engine import Engine
@@ -43,6 +44,7 @@ def write_snapshot(engine: Engine) -> bytes:
     out.number(len(engine.queues))
     for queue in engine.queues.values():
         _write_queue(out, queue, engine.now)
+    compaction.write_snapshot(out, engine)
     engine.exclusive.write_snapshot(out)
     return out.value()
 
@@ -149,6 +151,7 @@ class SnapshotReader:
         for _ in range(note.number()):
             self._read_queue(note)
         if note.what > OLDEST:
+            compaction.load_snapshot(note, self.by_qid)
             engine.exclusive.load_snapshot(note)
 
     def _read_queue(self, note: Note) -> None:
