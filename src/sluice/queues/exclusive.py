@@ -86,7 +86,7 @@ class Exclusive:
         self._segments = segments
         self._by_number: dict[int, Owner] = {}
         self._next_number: i64 = 1
-        self._first: i64 = (
+        self.first: i64 = (
             1  # where a new owner's sequences begin: behind those of every owner that was forgotten
         )
         self._cached: i64 = 0
@@ -140,9 +140,9 @@ class Exclusive:
         note = NoteWriter(OWNER_MADE)
         note.number(self._next_number)
         note.text(client)
-        note.number(self._first)
+        note.number(self.first)
         self._journal.add_note(note.value(), int(now * 1000.0), False)
-        owner = self._add_owner(client, self._next_number, self._first)
+        owner = self._add_owner(client, self._next_number, self.first)
         owner.heard_at = int(now)
         return owner
 
@@ -183,8 +183,8 @@ class Exclusive:
         reader = owner.reader
         if reader is not None:
             self._forget_body(reader, seq)
-            if reader.out and reader.out.pop(int(seq), -1) >= 0:
-                self._pass_done(owner, reader)
+            if reader.out:
+                reader.out.pop(int(seq), None)
 
     def _forget_body(self, reader: Reader, seq: i64) -> None:
         message = reader.bodies.pop(int(seq), None) if reader.bodies else None
@@ -237,7 +237,7 @@ class Exclusive:
             return
         room: i64 = reader.room()
         while room > 0:
-            slot = owner.after(reader.sent)
+            slot = owner.after(reader.sent if reader.sent > owner.acked else owner.acked)
             if slot < 0:
                 return
             seq = owner.seq(slot)
@@ -337,22 +337,19 @@ class Exclusive:
         if owner is None:
             return
         if reader.out.get(int(seq), -1) == epoch:
-            first = int(seq)
-            for number in reader.out:
-                first = number
-                break
             del reader.out[int(seq)]
             self.acked += 1
             owner.acked_at = int(now * 1000.0)
-            if first == seq:
+            slot = owner.after(owner.acked)
+            if owner.seq(slot) == seq and not owner.done:
                 owner.acked = seq
-                self._pass_done(owner, reader)
                 if owner.tombstones:
                     self._end_tombstones(owner)
             else:
                 if owner.done is NOTHING_DONE:
                     owner.done = set()
                 owner.done.add(int(seq))
+                self._pass_done(owner)
             self._note_ack(owner)
         self.feed(reader)
 
@@ -362,19 +359,19 @@ class Exclusive:
             self._dirty.append(owner)
             self._journal.note_acks = self
 
-    def _pass_done(self, owner: Owner, reader: Reader) -> None:
-        """The first that was waited for is out of the way: what was acknowledged behind it counts."""
+    def _pass_done(self, owner: Owner) -> None:
+        """Go as far as everything is acknowledged: what was out of turn is in turn when all before it is done."""
+        acked = owner.acked
+        slot = owner.after(acked)
+        while slot >= 0 and int(owner.seq(slot)) in owner.done:
+            acked = owner.seq(slot)
+            owner.done.discard(int(acked))
+            slot = owner.after(acked)
+        owner.acked = acked
         if not owner.done:
-            return
-        first: i64 = owner.next
-        for number in reader.out:
-            first = number
-            break
-        passed = [seq for seq in owner.done if seq < first]
-        if passed:
-            owner.acked = max(owner.acked, max(passed))
-            owner.done.difference_update(passed)
-            self._note_ack(owner)
+            owner.done = NOTHING_DONE
+        if owner.tombstones:
+            self._end_tombstones(owner)
 
     def _end_tombstones(self, owner: Owner) -> None:
         """Those that the owner has heard of are forgotten."""
@@ -453,7 +450,7 @@ class Exclusive:
         if owner.reader is not None:
             self.leave(owner.reader)
         self._remove_all(owner)
-        self._first = max(self._first, owner.next)
+        self.first = max(self.first, owner.next)
         if owner.is_dirty:
             self._dirty.remove(owner)
         self.owners.pop(owner.client, None)
@@ -542,7 +539,7 @@ class Exclusive:
 
     def write_snapshot(self, out: NoteWriter) -> None:
         out.number(self._next_number)
-        out.number(self._first)
+        out.number(self.first)
         out.number(len(self.owners))
         for owner in self.owners.values():
             out.text(owner.client)
@@ -553,7 +550,7 @@ class Exclusive:
 
     def load_snapshot(self, note: Note) -> None:
         self._next_number = note.number()
-        self._first = note.number()
+        self.first = note.number()
         for _ in range(note.number()):
             client = note.text()
             next_seq = note.number()
