@@ -133,6 +133,15 @@ class UnknownQueue(QueueError):
         super().__init__(f"there is no queue {name!r}", "Publish or subscribe to it once, or create it")
 
 
+class UnknownOwner(UnknownQueue):
+    def __init__(self, client: str) -> None:
+        QueueError.__init__(
+            self,
+            f"nothing was ever written for {client!r}, or it is forgotten by now",
+            "Publish to $ECQ/w/<client>/<key>, with the client id as its owner spells it",
+        )
+
+
 class QueueExists(QueueError):
     def __init__(self, name: str) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""Compacted queues, exclusive and shared, in a world where everything happens in between; and a model that knows better.
+"""Compacted queues, exclusive and shared, while everything else happens; and a model that knows what must come of it.
 
 The model is a dict: the last value of each key, and which of them its owner has acknowledged. It is copied with every
 frame that goes to the store, so after a crash the engine must be in the state of one of them, and not of one from

@@ -41,7 +41,7 @@ def _plain_filter(value: str) -> str:
     levels = value.split("/")
     if not value or len(value.encode()) > 65_535 or "\0" in value:
         raise ValueError("must be a topic filter such as sensors/+/temp")
-    if levels[0] in ("$queue", "$admin", "$share"):
+    if levels[0] in ("$queue", "$admin", "$share", "$ECQ"):
         raise ValueError(f"cannot capture {levels[0]}/..., only plain topics")
     for nth, level in enumerate(levels):
         if "#" in level and (level != "#" or nth != len(levels) - 1):
