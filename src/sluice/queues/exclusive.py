@@ -341,7 +341,7 @@ class Exclusive:
             self.acked += 1
             owner.acked_at = int(now * 1000.0)
             slot = owner.after(owner.acked)
-            if owner.seq(slot) == seq and not owner.done:
+            if slot >= 0 and owner.seq(slot) == seq and not owner.done:
                 owner.acked = seq
                 if owner.tombstones:
                     self._end_tombstones(owner)
@@ -406,8 +406,9 @@ class Exclusive:
         note = NoteWriter(OWNER_SOUGHT)
         note.number(owner.number)
         note.number(behind)
-        if owner.is_dirty:
+        if owner.is_dirty:  # what was acknowledged before this is not to count behind it
             self.write_acks(int(now * 1000.0))
+            self._journal.note_acks = None
         self._journal.add_note(note.value(), int(now * 1000.0), True)
         self._go_behind(owner, behind)
         reader = owner.reader

@@ -12,6 +12,9 @@ start hands over what it has: the last snapshot, the messages that were kept bef
       u32 expires: seconds since 1970, 0: never u64 time: milliseconds since 1970
       body
 
+A store gives fields back as they were written, and reads no meaning into them: of a value in an exclusive queue, `key`
+and `expires` are the two halves of its key's mark (`queues/exclusive.py`).
+
 An address is `segment << 32 | offset of the record in it`; a segment is what a store can give back to the system.
 """
 
