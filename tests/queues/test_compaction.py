@@ -236,6 +236,10 @@ def test_the_last_messages_survive_many_snapshots_and_the_disk_holds_no_garbage(
     assert sum(engine.store.segment_sizes().values()) <= 2 * live + (1 << 20)
     engine.crash_and_restart()
     assert sorted(engine.worker(prefetch=10).ack_all()) == sorted(expected.values())
+    for key in expected:
+        engine.send(b"new", key=key)
+    engine.settle_down()
+    assert engine.depth() == len(expected)
 
 
 def test_a_compacted_queue_is_one_for_life_and_its_messages_do_not_age_by_themselves() -> None:

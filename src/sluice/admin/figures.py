@@ -243,6 +243,7 @@ def _broker_figures(hands: Hands) -> dict[str, int]:
         "publish_bytes_sent": int(counters.publish_bytes_sent),
         "protocol_violations": int(counters.protocol_violations),
         "ecq_owners": len(exclusive.owners),
+        "ecq_values": int(exclusive.values),
         "ecq_writes": int(exclusive.written),
         "ecq_replaced": int(exclusive.replaced),
         "ecq_deliveries": int(exclusive.delivered),

@@ -56,8 +56,7 @@ class EcqDoor:
     # ---- writing
 
     def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
-        """A PUBLISH to a topic under `$ECQ/`."""
-        self._begin()
+        """A PUBLISH to a topic under `$ECQ/`. The door of queues has begun the turn."""
         try:
             if not self._write(packet):
                 session.refuse(packet, connection, TOPIC_NAME_INVALID, WRITE_SO)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from librt.strings import read_i64_le
 from mypy_extensions import i64
 
 from sluice.errors import MessageTooLarge, QueueFull
@@ -30,7 +31,7 @@ from sluice.queues.owner import NOTHING_DONE, Owner
 from sluice.queues.ports import Codec, Reader
 from sluice.queues.reading import message_of
 from sluice.queues.segments import Segments
-from sluice.store.protocol import HEADER_BYTES, Record
+from sluice.store.protocol import HEADER_BYTES, SEQ_AT, Record
 
 # Notes, behind those of `keeping`.
 OWNER_MADE: Final = 48  # number, client, first sequence
@@ -75,7 +76,8 @@ class Exclusive:
         self.reads: list[OwnedRead] = []
         self.hungry: list[Reader] = []
         self.due: float = 0.0  # when the next sweep is due; 0.0: there is nothing to sweep
-        self.swept: bool = False  # a sweep is over: a good moment to look for room on disk
+        self.swept: bool = False  # a sweep is over and little is written: a good moment to make room on disk
+        self.values: i64 = 0  # of all owners
         self.kept_before: i64 = 0  # records before this address are durable, and may be delivered
         self.written: i64 = 0  # counters, since the start
         self.replaced: i64 = 0
@@ -90,6 +92,7 @@ class Exclusive:
             1  # where a new owner's sequences begin: behind those of every owner that was forgotten
         )
         self._cached: i64 = 0
+        self._written_then: i64 = 0  # at the last sweep
         self._dirty: list[Owner] = []
         self._expecting: list[Reader] = []  # in the open frame there is something for them,
         self._expecting_sent: list[Reader] = []  # and in the one under way
@@ -171,6 +174,7 @@ class Exclusive:
             self.replaced += 1
         owner.add(seq, address, mark, seconds, size, tombstone)
         owner.heard_at = seconds
+        self.values += 1
         self._segments.add_lasting(address, size)
 
     def _drop(self, owner: Owner, slot: i64) -> None:
@@ -178,6 +182,7 @@ class Exclusive:
         seq = owner.seq(slot)
         self._segments.drop(owner.address(slot), owner.size(slot))
         owner.remove(slot)
+        self.values -= 1
         if owner.done:
             owner.done.discard(int(seq))
         reader = owner.reader
@@ -465,7 +470,8 @@ class Exclusive:
         if not self.owners:
             return
         self.due = now + self.rules.sweep_interval
-        self.swept = True
+        self.swept = 4 * (self.written - self._written_then) <= self.values
+        self._written_then = self.written
         retention = self.rules.retention
         if retention > 0.0 and self._sweep(int(now - retention)):
             note = NoteWriter(OWNERS_SWEPT)
@@ -504,24 +510,15 @@ class Exclusive:
         slot = owner.slot_of(record.seq)
         return slot >= 0 and owner.address(slot) == record.address
 
-    def rewrite(self, record: Record) -> bool:
-        """Write what still lives at this record's address anew, so that its segment can go."""
-        owner = self._by_number.get(int(record.pid - FIRST_OWNER))
-        slot: i64 = -1 if owner is None else owner.slot_of(record.seq)
-        if owner is None or slot < 0 or owner.address(slot) != record.address:
+    def rewrite(self, pid: i64, data: bytes, address: i64) -> bool:
+        """Write the record of a value that still lives at `address` anew, so that its segment can go."""
+        owner = self._by_number.get(int(pid - FIRST_OWNER))
+        slot: i64 = -1 if owner is None else owner.slot_of(read_i64_le(data, SEQ_AT))
+        if owner is None or slot < 0 or owner.address(slot) != address:
             return False
-        moved = self._journal.add_owned(
-            record.pid,
-            record.seq,
-            record.flags,
-            mark_in(record),
-            record.time,
-            record.body,
-            b"",
-            False,
-        )
-        self._segments.drop(record.address, record.size)
-        self._segments.add_lasting(moved, record.size)
+        moved = self._journal.copy_owned(data)
+        self._segments.drop(address, len(data))
+        self._segments.add_lasting(moved, len(data))
         owner.move(slot, moved)
         if owner.reader is not None:
             self._expect(owner.reader)
@@ -586,6 +583,7 @@ class Exclusive:
         lost: list[str] = []
         for owner in self.owners.values():
             missing = owner.settle()
+            self.values += owner.live
             if missing:
                 lost.append(f"of $ECQ/{owner.client} values are missing in the store: {missing}")
             slot = owner.after(0)

@@ -155,6 +155,14 @@ class Journal:
             self._sync = True
         return address
 
+    def copy_owned(self, record: bytes) -> i64:
+        """Write such a record once more, as it is; the address it will have."""
+        address: i64 = self._base + len(self._out)
+        self._out.write(record)
+        self._count += 1
+        self._hurried = True
+        return address
+
     def add_note(self, body: bytes, now_ms: i64, sync: bool) -> None:
         write_record(self._out, NOTE, 0, 0, 0, 0, 0, now_ms, body)
         self._count += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from librt.strings import read_i64_le
 from mypy_extensions import i64
@@ -15,12 +15,25 @@ from sluice.queues.queue import NO_KEYS, Queue
 if TYPE_CHECKING:
     from sluice.queues.engine import Engine
 
+MOST_KNOWN: Final = 16_384
+LONGEST_KNOWN: Final = 128
+
+_MARKS: Final[dict[bytes, int]] = {}  # of keys that were used lately: most owners have keys of the same names
+
 
 def mark_of(key: bytes) -> i64:
     """64 bits of BLAKE2b, so that a key is a number in memory and in the header of a record. Of a million keys two have
     the same mark with a chance of one in thirty million; and nobody can find another key for a given mark, to overwrite
     what is not his."""
-    return read_i64_le(blake2b(key, digest_size=8).digest(), 0)
+    known = _MARKS.get(key)
+    if known is not None:
+        return known
+    mark = read_i64_le(blake2b(key, digest_size=8).digest(), 0)
+    if len(key) <= LONGEST_KNOWN:
+        if len(_MARKS) >= MOST_KNOWN:
+            _MARKS.clear()
+        _MARKS[key] = int(mark)
+    return mark
 
 
 def place_of(engine: Engine, queue: Queue, key: bytes) -> tuple[Partition, int] | None:

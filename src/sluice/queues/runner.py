@@ -31,7 +31,8 @@ COMPACT_LASTING: Final = 0.5  # the same where most of what lives are last value
 COMPACT_SWEPT: Final = (
     0.7  # and after a sweep: the disk then holds at most about one and a half times what lives
 )
-COMPACT_AT_ONCE: Final = 256  # messages that compaction moves in one go
+COMPACT_AT_ONCE: Final = 256  # messages that compaction moves in one go,
+LOOK_AT_ONCE: Final = 4096  # and rows that it looks through for them
 
 
 class Runner:
@@ -74,6 +75,10 @@ class Runner:
         self._timer: Any = None
         self._wake_at: float = 0.0
         self._compacting: int = -1
+        self._rows: list[
+            bytes
+        ] = []  # of the segment that is being compacted, in pieces: what is still to be looked at
+        self._row_at: int = 0  # in the first of them
         self._compacted: set[int] = (
             set()
         )  # segments that were gone through: what is left in them cannot be moved
@@ -324,13 +329,9 @@ class Runner:
         self._after_snapshot()
 
     def _scanned(self, pieces: list[bytes]) -> None:
-        living: list[Record] = []
-        for rows in pieces:
-            for at in range(0, len(rows), ROW_BYTES):
-                record = read_row(rows, at)
-                if self._lives(record):
-                    living.append(record)
-        self._move(living)
+        self._rows = pieces
+        self._row_at = 0
+        self._move()
 
     def _lives(self, record: Record) -> bool:
         if record.pid >= FIRST_OWNER:
@@ -340,13 +341,25 @@ class Runner:
         partition = self.engine.partitions.get(int(record.pid))
         return partition is not None and partition.address(record.seq) == record.address
 
-    def _move(self, living: list[Record]) -> None:
+    def _move(self) -> None:
         """Write the living anew, some at a time, and look for the next segment when all are through."""
         if self._closed:
             return
-        if living:
-            some = living[:COMPACT_AT_ONCE]
-            self.read([int(record.address) for record in some], _MoveDone(self, living))
+        living: list[Record] = []
+        looked = 0
+        while self._rows and looked < LOOK_AT_ONCE and len(living) < COMPACT_AT_ONCE:
+            rows = self._rows[0]
+            if self._row_at >= len(rows):
+                self._rows.pop(0)
+                self._row_at = 0
+                continue
+            record = read_row(rows, self._row_at)
+            self._row_at += ROW_BYTES
+            looked += 1
+            if self._lives(record):
+                living.append(record)
+        if living or self._rows:
+            self.read([int(record.address) for record in living], _MoveDone(self, living))
             return
         self._compacting = -1
         self._after_snapshot()
@@ -356,7 +369,7 @@ class Runner:
             return
         engine = self.engine
         engine.now = self._clock()
-        for record, data in zip(living, records, strict=False):
+        for record, data in zip(living, records, strict=True):
             if data is not None:
                 engine.rewrite(data, record.address)
             elif record.pid < FIRST_PID and self._lives(record):
@@ -365,7 +378,7 @@ class Runner:
                 else:
                     engine.damaged(engine.partitions[int(record.pid)], record.seq)
         self.end_turn()
-        self._move(living[COMPACT_AT_ONCE:])
+        self._move()
 
     # ---- for whoever looks from outside
 

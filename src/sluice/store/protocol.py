@@ -39,6 +39,8 @@ NOTE: Final = 2
 
 HEADER_BYTES: Final = 40
 FLAGS_AT: Final = 9  # where some of its fields stand
+PID_AT: Final = 12
+SEQ_AT: Final = 16
 EXPIRES_AT: Final = 28
 TIME_AT: Final = 32
 # A row of an index: address and the header of a message without its crc and spare bytes (see `write_row`).
