@@ -307,6 +307,24 @@ class LastValues:
             self.engine.leave(hand)
             self._say(f"{hand.client} parts")
 
+    def seek_group(self) -> None:
+        queue = self.engine.queues.get(SHARED)
+        if queue is not None and queue.groups:
+            group = self.chance.choice(list(queue.groups.values()))
+            floor = self.chance.randrange(int(queue.partitions[0].next) + 2)
+            self._say(f"{group.name} goes to {floor}")
+            self.engine.seek(group, [floor])
+            self._count("seeks")
+
+    def drop_group(self) -> None:
+        queue = self.engine.queues.get(SHARED)
+        if queue is not None and queue.groups:
+            group = self.chance.choice(list(queue.groups.values()))
+            self._say(f"group {group.name} is dropped")
+            self.engine.drop_group(group)
+            self.hands = [hand for hand in self.hands if hand.group is not None]
+            self._count("groups dropped")
+
     def settle(self) -> None:
         hands = [hand for hand in self.hands if hand.holds]
         if not hands:
@@ -526,6 +544,8 @@ ACTIONS: Final = {
     "join": 4,
     "part": 2,
     "settle": 20,
+    "seek_group": 1,
+    "drop_group": 0.5,
     "pass_time": 12,
     "hold": 3,
     "release": 6,
