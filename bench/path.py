@@ -218,8 +218,10 @@ class Line:
 
 
 class House:
+    loop_class = DiskLoop  # where there is a disk
+
     def __init__(self, directory: str = "") -> None:
-        self.loop: Loop = DiskLoop() if directory else Loop()
+        self.loop: Loop = self.loop_class() if directory else Loop()
         self.broker = Broker(self.loop, Limits(), Anonymous(True), print)
         self.engine = Engine(self._rules_for, random.Random(1).random)
         store: Store = MemoryStore(self.loop.call_soon, segment_bytes=64 << 20, snapshot_bytes=64 << 20)
@@ -227,6 +229,8 @@ class House:
             store = Disk(self.loop, directory)
         turn, router = self.broker.turn, self.broker.router
         runner = Runner(self.engine, store, steady_time, self.loop.call_later, turn.send, print)
+        self.runner = runner
+        self.store = store
         self.close = runner.close
         runner.open(lambda name, text: read_config(json.loads(text), name).rules())
         router.keeper = Keeper(self.engine.keeping, turn)

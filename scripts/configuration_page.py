@@ -36,6 +36,12 @@ SERVER: dict[str, str] = {
     "queues.enabled": "`false` makes `$queue/...` and `$admin/...` ordinary topics",
     "queues.templates": "configuration of queues that come into being under a matching name, see below",
     "queues.cache_bytes": "bodies of young messages kept in memory, all queues together",
+    "ecq.retention": "older values of exclusive queues are removed, see [compacted.md](compacted.md); `0s`: none is",
+    "ecq.sweep_interval": "how often they are looked for, and room on disk is made",
+    "ecq.check_interval": "how often an owner is looked for that is subscribed and not served",
+    "ecq.max_message_size": "bytes of a payload",
+    "ecq.max_keys": "of one owner",
+    "ecq.durability": "`sync`: answered when on disk. `interval`: when written, synced within 200 ms",
     "bulk.max_batch_bytes": "largest batch that is committed at once, as it was sent; see [bulk.md](bulk.md)",
     "bulk.max_stage_bytes": "batches that wait for their commit, all together",
     "bulk.stage_ttl": "how long one waits",
@@ -86,7 +92,7 @@ QUEUE: dict[str, str] = {
     "partitions": "how many consumers of a group can work in parallel; can be raised later, not lowered. "
     "`strict` always has 1",
     "ordering": "`none`: no order; `partition`: in order per key; `strict`: the whole queue in order, for life",
-    "type": "`work`: each group settles each message. `compacted` is accepted and kept, and has no effect yet",
+    "type": "`work`: each group settles each message. `compacted`: of each key the last message is kept, see [compacted.md](compacted.md). For life",
     "bindings": 'plain topic filters whose messages the queue keeps a copy of: `"sensors/+/temp"`, or '
     '`{"topic": "alarms/#", "headers": {"site": "north"}}` for those with these user properties',
     "schema": "a JSON Schema; a payload that does not fit is refused at publish",

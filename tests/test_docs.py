@@ -1,4 +1,4 @@
-"""What the documentation shows is run: the README's commands and program, those of docs/queues.md, the made pages."""
+"""What the documentation shows is run: the README's commands and program, those of the guides, the made pages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def commands(page: str) -> list[tuple[str, str]]:
 
 def title_of(text: str) -> str:
     """A name for a test: the first queue that a block speaks of."""
-    queue = re.search(r"\$queue/(\w+)", text)
+    queue = re.search(r"\$(?:queue|ECQ/w)/([\w-]+)", text)
     return queue[1] if queue else "block"
 
 
@@ -57,11 +57,11 @@ def shell(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     assert "Traceback" not in broker.log_text()
 
 
-COMMANDS = commands("docs/queues.md")
+COMMANDS = commands("docs/queues.md") + commands("docs/compacted.md")
 
 
 @pytest.mark.parametrize(("script", "output"), COMMANDS, ids=[title_of(script) for script, _ in COMMANDS])
-def test_a_command_of_the_guide_to_queues_does_what_it_says(
+def test_a_command_of_the_guides_to_queues_does_what_it_says(
     script: str, output: str, shell: tuple[Path, dict[str, str]]
 ) -> None:
     check(script, output, *shell)

@@ -30,11 +30,13 @@ from sluice.admin.service import AdminService
 from sluice.alerts import AlertSender
 from sluice.broker.admin_topics import AdminTopics
 from sluice.broker.broker import Broker
+from sluice.broker.ecq_door import EcqDoor
 from sluice.broker.keeper import Keeper
 from sluice.broker.limits import Limits
 from sluice.broker.listener import Door, open_door
 from sluice.broker.queue_door import QueueDoor
 from sluice.broker.responses import Responses
+from sluice.broker.scheduler import Repeated
 from sluice.broker.sys_topics import SysTopics
 from sluice.clock import steady_time
 from sluice.config import Settings
@@ -45,6 +47,7 @@ from sluice.queues.compression import ZstdCodec
 from sluice.queues.config import read_config
 from sluice.queues.dead_letters import Alert
 from sluice.queues.engine import Engine
+from sluice.queues.exclusive import ExclusiveRules
 from sluice.queues.keeping import Kept
 from sluice.queues.rules import Rules
 from sluice.queues.runner import Runner
@@ -128,6 +131,7 @@ class House:
         broker = self._broker
         turn = broker.turn
         engine = Engine(self._rules_for, random.random, self._settings.queues.cache_bytes, ZstdCodec())
+        engine.exclusive.rules = exclusive_rules(self._settings)
         runner = Runner(
             engine,
             self._make_store(),
@@ -166,11 +170,19 @@ class House:
             router.door.admin = AdminTopics(router, router.door, broker.scheduler)
             router.door.responses = Responses(router, broker.scheduler)
             router.door.bindings_changed()
+            self._check_owners(router.door.ecq)
         router.keeper.restore(await kept, router, broker.registry)
         router.retained.forgotten = router.keeper.drop_retained
         store = hide_secrets(self._settings.store)
         direct = self._settings.store == "embedded"
         self._admin = AdminService(engine, runner, door, broker, store, how_built(), direct=direct)
+
+    def _check_owners(self, door: EcqDoor) -> None:
+        """From time to time, whether every owner that is subscribed is also served."""
+        registry = self._broker.registry
+        seconds = self._settings.ecq.check_interval
+        check = Repeated(seconds, lambda: door.heal(list(registry.sessions.values())))
+        self._broker.scheduler.wake_at(self._broker.turn.now + seconds, check)
 
     def desk(self) -> Desk:
         """Where the admin doors put their questions, once the house is open."""
@@ -308,6 +320,19 @@ def limits_from(settings: Settings) -> Limits:
     for name, value in settings.mqtt:
         setattr(limits, name, [one.encode() for one in value] if isinstance(value, list) else value)
     return limits
+
+
+def exclusive_rules(settings: Settings) -> ExclusiveRules:
+    """How exclusive compacted queues behave. Of the room for bodies they have a quarter."""
+    told = settings.ecq
+    rules = ExclusiveRules()
+    rules.retention = told.retention
+    rules.sweep_interval = told.sweep_interval
+    rules.max_message_size = told.max_message_size
+    rules.max_keys = told.max_keys
+    rules.sync = told.durability == "sync"
+    rules.cache_bytes = settings.queues.cache_bytes // 4
+    return rules
 
 
 def access_of(settings: Settings) -> tuple[Gate, Keyring]:

@@ -113,6 +113,19 @@ class QueueSettings(Section):
     )
 
 
+class EcqSettings(Section):
+    """Exclusive compacted queues, all of them alike."""
+
+    retention: Annotated[Seconds, lasting(0, 100 * 365 * 86400)] = (
+        604_800.0  # older values are removed; 0: none is
+    )
+    sweep_interval: Annotated[Seconds, lasting(1, 86400)] = 60.0  # how often they are looked for
+    check_interval: Annotated[Seconds, lasting(1, 86400)] = 30.0  # how often a missed subscribe is looked for
+    max_message_size: Annotated[int, number(1, 268_435_455)] = 1_048_576
+    max_keys: Annotated[int, number(1)] = 100_000  # of one owner
+    durability: Literal["sync", "interval"] = "sync"
+
+
 class BulkSettings(Section):
     """The door for programs that read and write in bulk, part of REST."""
 
@@ -173,6 +186,7 @@ class Settings(Section):
     tls: TlsSettings = TlsSettings()
     log: LogSettings = LogSettings()
     queues: QueueSettings = QueueSettings()
+    ecq: EcqSettings = EcqSettings()
     bulk: BulkSettings = BulkSettings()
     auth: AuthSettings = AuthSettings()
     webhooks: WebhookSettings = WebhookSettings()

@@ -133,6 +133,15 @@ class UnknownQueue(QueueError):
         super().__init__(f"there is no queue {name!r}", "Publish or subscribe to it once, or create it")
 
 
+class UnknownOwner(UnknownQueue):
+    def __init__(self, client: str) -> None:
+        QueueError.__init__(
+            self,
+            f"nothing was ever written for {client!r}, or it is forgotten by now",
+            "Publish to $ECQ/w/<client>/<key>, with the client id as its owner spells it",
+        )
+
+
 class QueueExists(QueueError):
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -165,6 +174,14 @@ class InvalidPayload(QueueError):
 
 class InvalidQueueConfig(QueueError):
     """A key that is unknown, or a value out of its range."""
+
+
+class MissingKey(InvalidQueueConfig):
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"queue {name!r} is compacted, and a message without a key cannot take the place of another",
+            "Give it a key: user property partition-key, or key where the door has a field for it",
+        )
 
 
 class UnknownDelivery(QueueError):

@@ -24,6 +24,7 @@ PRIORITY_BITS: Final = 0x0F
 DELAYED: Final = 0x10  # not before the time in its header
 TARGETED: Final = 0x20  # for one group alone
 COMPRESSED: Final = 0x40
+TOMBSTONE: Final = 0x80  # the end of its key, in a compacted queue
 
 _SCRATCH: Final = BytesWriter()  # where the small fields of a body are put together, in the loop's thread
 

@@ -411,3 +411,29 @@ def test_a_client_without_a_grant_is_asked_nothing(build: Build) -> None:
     assert house.broker.registry.sessions["c"].grant is None
     assert create(client, name="a") == 0
     assert not any(isinstance(packet, Disconnect) for packet in client.take())
+
+
+def test_a_client_reads_its_own_exclusive_queue_without_a_rule_and_nobody_elses_with_one(
+    build: Build,
+) -> None:
+    house = build(RULES + '\n[[rule]]\nallow = ["subscribe", "publish"]\ntopics = ["$ECQ/#"]\n')
+    owner, other = house.connect("car-1"), house.connect("car-2")
+    assert join(owner, "$ECQ/car-1/#") == (1, "")
+    assert join(other, "$ECQ/car-1/#")[0] == 0x87
+    assert put(other, "$ECQ/w/car-1/speed", b"80")[0] == 0
+    assert [message.payload for message in take(owner)] == [b"80"]
+
+
+def test_an_exclusive_queue_is_written_by_those_who_may_publish_to_its_topic(build: Build) -> None:
+    house = build(RULES + '\n[[rule]]\nallow = ["publish"]\ntopics = ["$ECQ/w/+/own/%c"]\n')
+    writer, owner = house.connect("sensor"), house.connect("car-1")
+    assert join(owner, "$ECQ/car-1/#") == (1, "")
+    assert put(writer, "$ECQ/w/car-1/own/sensor", b"1") == (0, "")
+    assert put(writer, "$ECQ/w/car-1/own/other", b"2")[0] == 0x87
+    assert [message.payload for message in take(owner)] == [b"1"]
+
+
+def test_a_rule_can_take_its_queue_from_an_owner(build: Build) -> None:
+    house = build(RULES + '\n[[rule]]\ndeny = ["subscribe"]\ntopics = ["$ECQ/car-1/#"]\n')
+    assert join(house.connect("car-1"), "$ECQ/car-1/#")[0] == 0x87
+    assert join(house.connect("car-2"), "$ECQ/car-2/#")[0] == 1

@@ -126,6 +126,8 @@ queues = ["$queue/tasks/+"]
         ("boss", "subscribe", "$share/g/other/x", True, "rule 3"),
         ("boss", "subscribe", "$share/g/secret/x", False, "rule 1"),
         ("ann", "subscribe", "$SYS/broker/uptime", False, "no rule"),
+        ("ann", "subscribe", "$ECQ/c1/#", True, "its owner's"),
+        ("boss", "subscribe", "$ECQ/c2/#", False, "only its owner"),
         ("ann", "queue-publish", "tasks/image/big", True, "rule 4"),
         ("ann", "queue-publish", "$queue/tasks/image", True, "rule 4"),
         ("ann", "queue-publish", "other", False, "no rule"),

@@ -352,3 +352,26 @@ def test_tab_completes_commands_queues_and_groups(sluice: Shell) -> None:
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense://"])
 def test_tab_without_a_broker_is_silent(sluice: Shell, url: str) -> None:
     assert completions(sluice, "queue", "show", "", SLUICE_URL=url) == []
+
+
+def test_owners_of_exclusive_queues_are_listed_looked_at_and_purged(broker: Broker, sluice: Shell) -> None:
+    assert "Nobody owns an exclusive queue" in sluice.run("ecq", "list", "nobody-").stdout
+    pub = ["mosquitto_pub", "-h", broker.mqtt.host, "-p", str(broker.mqtt.port), "-q", "1"]
+    for key, value in (("speed", "80"), ("doors/left", "open"), ("speed", "95")):
+        subprocess.run([*pub, "-t", f"$ECQ/w/ecq-car/{key}", "-m", value], check=True, timeout=30)
+    (owner,) = json.loads(sluice.run("ecq", "list", "ecq-", "--json").stdout)
+    assert (owner["client"], owner["depth"], owner["last_sequence"], owner["acked_at"]) == (
+        "ecq-car",
+        2,
+        3,
+        None,
+    )
+    told = sluice.run("ecq", "list", "ecq-").stdout
+    assert "ecq-car" in told and "never" in told and "away" in told
+    assert "2 of 2 keys" in sluice.run("ecq", "show", "ecq-car").stdout
+    peeked = sluice.run("ecq", "peek", "ecq-car").stdout
+    assert "doors/left" in peeked and "95" in peeked and "80" not in peeked
+    assert "95" in sluice.run("ecq", "peek", "ecq-car", "--start", "3", "--full").stdout
+    assert sluice.run("ecq", "purge", "ecq-car", "--yes").stdout == "Threw away 2 values of ecq-car.\n"
+    assert sluice.run("ecq", "peek", "ecq-car").stdout == "Nothing is kept for ecq-car.\n"
+    assert sluice.run("ecq", "show", "ecq-none").code == 3

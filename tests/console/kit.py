@@ -54,6 +54,10 @@ class Peer:
         properties = user_properties(PacketTypes.PUBLISH, pairs)
         self._client.publish(f"$queue/{name}", payload, 1, properties=properties).wait_for_publish(SECONDS)
 
+    def publish_to(self, topic: str, payload: bytes) -> None:
+        """The same for any topic."""
+        self._client.publish(topic, payload, 1).wait_for_publish(SECONDS)
+
     def publish_many(self, names: Sequence[str], payload: bytes) -> None:
         sent = [self._client.publish(f"$queue/{name}", payload, 1) for name in names]
         for one in sent:

@@ -268,3 +268,32 @@ def test_everything_can_be_done_by_keyboard(broker: Broker, open_console: Open, 
     expect(page.get_by_role("dialog", name="key-1")).to_be_visible()
     page.keyboard.press("Escape")
     assert console.focused() == "key-1"
+
+
+def test_the_owners_of_exclusive_queues_and_their_last_values(
+    broker: Broker, open_console: Open, peer: Connect
+) -> None:
+    writer = peer(broker, "writer")
+    for key, value in (("speed", b"80"), ("doors/left", b"open"), ("speed", b"95")):
+        writer.publish_to(f"$ECQ/w/console-car/{key}", value)
+    console = open_console(broker)
+    page = console.page
+    console.open()
+    page.get_by_role("link", name="Exclusive").click()
+    row = page.get_by_role("row", name="console-car")
+    expect(row).to_contain_text("away")
+    expect(row).to_contain_text("never")
+    console.shot("owners")
+    row.get_by_role("link", name="console-car").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("console-car")
+    speed = page.get_by_role("row", name="speed")
+    expect(speed).to_contain_text("95")
+    console.shot("owner")
+    speed.get_by_role("button", name="speed").click()
+    drawer = page.get_by_role("dialog", name="speed")
+    expect(drawer.locator(".payload pre")).to_have_text("95")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Purge", exact=True).click()
+    page.get_by_role("button", name="Purge console-car").click()
+    console.notice("2 values of console-car removed.")
+    expect(page.get_by_role("heading", name="Nothing is kept for this owner")).to_be_visible()

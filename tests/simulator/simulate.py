@@ -1,6 +1,7 @@
 """The simulator by command: many worlds, each a number of steps long, until the time is up or something is wrong.
 
 scripts/simulate --steps 1000000 --seed 1
+scripts/simulate --compacted                  the same for compacted queues, exclusive and shared
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ _tests = types.ModuleType("tests")
 _tests.__path__ = [str(Path(__file__).parent.parent)]
 sys.modules["tests"] = _tests
 
+from tests.simulator import last_values  # noqa: E402
 from tests.simulator.oracle import Violation  # noqa: E402
 from tests.simulator.world import run  # noqa: E402
 
@@ -25,6 +27,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=100_000, help="steps in all")
     parser.add_argument("--seed", type=int, default=1, help="of the first world; the others count on from it")
     parser.add_argument("--world", type=int, default=6000, help="steps of each world")
+    parser.add_argument("--compacted", action="store_true", help="compacted queues in place of work queues")
     told = parser.parse_args()
     started = time.monotonic()
     counts: dict[str, int] = {}
@@ -33,10 +36,11 @@ def main() -> int:
     while done < told.steps:
         length = min(told.world, told.steps - done)
         try:
-            world = run(seed, length)
+            world = last_values.run(seed, length) if told.compacted else run(seed, length)
         except Violation as fault:
             print(fault)
-            print(f"\nAgain with: scripts/simulate --seed {seed} --steps {length}")
+            kind = "--compacted " if told.compacted else ""
+            print(f"\nAgain with: scripts/simulate {kind}--seed {seed} --steps {length}")
             return 1
         for what, count in world.counts.items():
             counts[what] = counts.get(what, 0) + count

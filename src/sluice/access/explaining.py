@@ -36,6 +36,12 @@ def explain(rules: list[Rule], action: str, topic: str, user: str, client_id: st
         return False, "$SYS is the server's own, whatever the rules say"
     name = topic.removeprefix("$queue/").encode() if number > SUBSCRIBE else split_share(topic.encode())[1]
     clauses = book.clauses(number, user, client_id)
+    if number == SUBSCRIBE and name.startswith(b"$ECQ/"):
+        if name != f"$ECQ/{client_id}/#".encode():
+            return False, "only its owner subscribes to an exclusive queue, whatever the rules say"
+        denied = clause_for_filter(clauses, name)
+        if denied is None or denied.allow:
+            return True, "an exclusive queue is its owner's"
     clause = clause_for_filter(clauses, name) if has_wildcard(name) else clause_for_topic(clauses, name)
     if clause is None:
         return False, "no rule allows it" + (" for all that the filter matches" if has_wildcard(name) else "")

@@ -25,6 +25,7 @@ from sluice.errors import (
 )
 from sluice.message import Message
 from sluice.queues.batches import Places, append_some, check_room, collect, note_batch, settle_some
+from sluice.queues.compaction import check
 from sluice.queues.group import Group
 from sluice.queues.journal import Frame
 from sluice.queues.names import RESPONSES, fault_of_group, fault_of_name
@@ -299,6 +300,9 @@ class BulkDesk:
                 counts[queue.name] = counts.get(queue.name, 0) + len(messages)
             for queue, _ in runs:
                 check_room(queue, counts[queue.name])
+            for queue, messages in runs:
+                for message in messages if queue.rules.compacted else []:
+                    check(queue, message)
             runner.hold()
             try:
                 note_batch(engine, batch.app, batch.number, batch.rows)

@@ -53,6 +53,13 @@ BROKER: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("mqtt_broker_publish_bytes_received_total", "counter", "Payload bytes from clients.", "publish_bytes_received"),
     ("mqtt_broker_publish_bytes_sent_total", "counter", "Payload bytes to clients.", "publish_bytes_sent"),
     ("mqtt_broker_protocol_violations_total", "counter", "Connections that broke MQTT's rules.", "protocol_violations"),
+    ("mqtt_ecq_owners", "gauge", "Owners of exclusive queues.", "ecq_owners"),
+    ("mqtt_ecq_values", "gauge", "Values that are kept for them: one for each key.", "ecq_values"),
+    ("mqtt_ecq_writes_total", "counter", "Values written to exclusive queues.", "ecq_writes"),
+    ("mqtt_ecq_replaced_total", "counter", "Values that a younger one of their key replaced.", "ecq_replaced"),
+    ("mqtt_ecq_deliveries_total", "counter", "Values that were sent to their owners.", "ecq_deliveries"),
+    ("mqtt_ecq_acks_total", "counter", "Values that their owners acknowledged.", "ecq_acks"),
+    ("mqtt_ecq_aged_total", "counter", "Values that were removed as too old.", "ecq_aged"),
 )  # fmt: skip
 
 QUEUE: Final[tuple[tuple[str, str, str, Callable[[QueueFigures], int]], ...]] = (

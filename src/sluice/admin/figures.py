@@ -220,6 +220,7 @@ def _broker_figures(hands: Hands) -> dict[str, int]:
     broker = hands.broker
     counters = broker.counters
     router = broker.router
+    exclusive = hands.engine.exclusive
     return {
         "connections": int(counters.connections_open),
         "connections_opened": int(counters.connections_opened),
@@ -241,4 +242,11 @@ def _broker_figures(hands: Hands) -> dict[str, int]:
         "publish_bytes_received": int(counters.publish_bytes_received),
         "publish_bytes_sent": int(counters.publish_bytes_sent),
         "protocol_violations": int(counters.protocol_violations),
+        "ecq_owners": len(exclusive.owners),
+        "ecq_values": int(exclusive.values),
+        "ecq_writes": int(exclusive.written),
+        "ecq_replaced": int(exclusive.replaced),
+        "ecq_deliveries": int(exclusive.delivered),
+        "ecq_acks": int(exclusive.acked),
+        "ecq_aged": int(exclusive.aged),
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from sluice.admin import biography, diagnosis, letters, looking, messages, publishing, words
+from sluice.admin import biography, diagnosis, letters, looking, messages, owners, publishing, words
 from sluice.admin.bulk import BulkDesk
 from sluice.admin.hands import AT_ONCE, Hands, plain
 from sluice.admin.views import (
@@ -21,6 +21,7 @@ from sluice.admin.views import (
     MessageView,
     NodeView,
     Outgoing,
+    OwnerView,
     Published,
     QueueDetail,
     QueueView,
@@ -226,6 +227,25 @@ class AdminService:
 
     async def publish(self, name: str, outgoing: Outgoing) -> Published:
         return await publishing.publish(self._hands, name, outgoing)
+
+    # ---- exclusive queues
+
+    async def owners(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[OwnerView]:
+        """By client id, behind `after`."""
+        return await owners.list_owners(self._hands, prefix, after, limit)
+
+    async def owner(self, client: str) -> OwnerView:
+        self._hands.look()
+        return owners.view_of(self._hands, owners.find(self._hands, client))
+
+    async def peek_owner(
+        self, client: str, start: int = 0, limit: int = 50, payload_bytes: int = 65_536
+    ) -> list[MessageView]:
+        """What is kept for an owner, oldest first. Nothing is taken or changed."""
+        return await owners.peek(self._hands, client, start, limit, payload_bytes)
+
+    async def purge_owner(self, client: str) -> int:
+        return await owners.purge(self._hands, client)
 
     # ---- dead letters
 

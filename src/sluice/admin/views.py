@@ -124,6 +124,22 @@ class MessageView:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerView:
+    """The exclusive compacted queue of one client."""
+
+    client: str
+    depth: int  # values that it has not acknowledged
+    keys: int  # values that are kept, acknowledged or not
+    bytes: int
+    last_sequence: int  # of the last value that was written; 0 when none was
+    acked_sequence: int  # all up to here is acknowledged
+    acked_at: float  # when it last acknowledged something
+    written_at: float
+    subscribed: bool
+    connected: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Published:
     message_id: str
     queue: str

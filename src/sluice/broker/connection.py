@@ -127,7 +127,7 @@ class Connection(Deadline):
         session = self.session
         if session is not None:
             session.pump()
-            session.feed_starving()
+            session.line_is_free()
 
     def _hold_back(self) -> None:
         """Deliveries wait for a slow reader, answers do not: one that asks without reading must not fill our memory

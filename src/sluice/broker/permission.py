@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sluice.broker.session import Session
 
 ADMIN_PREFIX: Final = b"$admin/"
+ECQ_PREFIX: Final = b"$ECQ/"
 MAX_REMEMBERED: Final = 1024  # answers of one client, none for a longer name than MAX_NAME
 MAX_NAME: Final = 256
 MAX_TOLD: Final = 16  # refusals of one client that the log hears of
@@ -131,7 +132,17 @@ class Grant:
             return self.allows_all(QUEUE_CONSUME, name.encode())
         if inner.startswith(ADMIN_PREFIX):
             return self.allows_all(QUEUE_ADMIN, _watched_queues(inner))
+        if inner.startswith(ECQ_PREFIX):
+            return self._may_own(inner)
         return self.allows_all(SUBSCRIBE, inner)
+
+    def _may_own(self, topic_filter: bytes) -> bool:
+        """The built-in rule of exclusive queues: a client may subscribe to its own unless a rule denies it, and nobody
+        to another's, whatever the rules allow."""
+        if topic_filter != ECQ_PREFIX + self.client_id.encode() + b"/#":
+            return False
+        clause = clause_for_filter(self._of(SUBSCRIBE), topic_filter)
+        return clause is None or clause.allow
 
     def may_receive(self, topic: bytes) -> bool:
         """Whether a message that waits for this client may still go to it."""
@@ -141,6 +152,8 @@ class Grant:
             return self.allows(QUEUE_CONSUME, name.encode())
         if topic.startswith(ADMIN_PREFIX):
             return self.allows(QUEUE_ADMIN, _watched_queues(topic))
+        if topic.startswith(ECQ_PREFIX):
+            return self._may_own(ECQ_PREFIX + self.client_id.encode() + b"/#")
         return self.allows(SUBSCRIBE, topic)
 
     def allows(self, action: int, topic: bytes) -> bool:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
+from sluice.broker.ecq_door import PREFIX as ECQ_PREFIX
+from sluice.broker.ecq_door import EcqDoor
 from sluice.broker.queue_consumer import QueueConsumer
 from sluice.broker.queue_reasons import reason_of, subscribe_reason_of
 from sluice.broker.queue_topics import (
@@ -111,6 +113,7 @@ class QueueDoor:
     ) -> None:
         self.engine: Engine = engine
         self.service: QueueService = service
+        self.ecq: EcqDoor = EcqDoor(engine, turn)  # what is under $ECQ/
         self._turn: Turn = turn
         self._subscriptions: Subscriptions = subscriptions
         self._validator_of = validator_of
@@ -130,7 +133,7 @@ class QueueDoor:
 
     def takes(self, topic: bytes) -> bool:
         """Whether a topic is one of ours."""
-        return begins(topic, PREFIX) or begins(topic, ADMIN_PREFIX)
+        return begins(topic, PREFIX) or begins(topic, ADMIN_PREFIX) or begins(topic, ECQ_PREFIX)
 
     def watch(self) -> None:
         if self.admin is not None:
@@ -159,6 +162,9 @@ class QueueDoor:
         self._begin()
         known = self._topics.get(topic)
         if known is None:
+            if begins(topic, ECQ_PREFIX):
+                self.ecq.publish(packet, session, connection)
+                return
             known = self._parse(topic)
         verb = known.verb
         try:
@@ -346,6 +352,9 @@ class QueueDoor:
 
     def publish_will(self, will: Publish) -> None:
         """A will for a queue. There is nobody left to hear a refusal, so the log does."""
+        if begins(will.topic, ECQ_PREFIX):
+            self.ecq.publish_will(will)
+            return
         self._begin()
         known = parse_queue_topic(will.topic)
         try:
@@ -454,6 +463,9 @@ class QueueDoor:
 
     def rejoin(self, session: Session, topic_filter: bytes, qos: i64, wishes: list[str]) -> None:
         """A subscription from before a restart, of a session whose client is not back yet."""
+        if begins(topic_filter, ECQ_PREFIX):
+            self.ecq.rejoin(session, wishes)
+            return
         self._begin()
         try:
             self._subscribe(session, topic_filter, qos, wishes)
@@ -540,6 +552,8 @@ class QueueDoor:
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
         """Whether there was such a subscription."""
+        if begins(topic_filter, ECQ_PREFIX):
+            return self.ecq.unsubscribe(session, topic_filter)
         self._begin()
         found = session.queue_requests.pop(topic_filter, None) is not None
         self._drop_wild(session, topic_filter)
@@ -588,6 +602,7 @@ class QueueDoor:
             self.engine.resume(consumer)
 
     def ended(self, session: Session) -> None:
+        self.ecq.ended(session)
         if not session.by_queue and not self._wild:
             return
         self._begin()

@@ -113,7 +113,7 @@ class Registry:
         if will.expiry >= 0:
             will.expires_at = self._router.turn.now + float(will.expiry)
         door = self._router.door
-        if door is not None and will.topic.startswith(b"$queue/"):
+        if door is not None and (will.topic.startswith(b"$queue/") or will.topic.startswith(b"$ECQ/")):
             door.publish_will(will)
             return
         try:

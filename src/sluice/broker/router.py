@@ -20,6 +20,7 @@ from sluice.wire.topics import split_share
 
 if TYPE_CHECKING:
     from sluice.broker.connection import Connection
+    from sluice.broker.ecq_reader import OwnedDelivery
     from sluice.broker.inflight import Delivery
     from sluice.broker.keeper import Keeper
     from sluice.broker.queue_consumer import QueueConsumer
@@ -198,6 +199,11 @@ class Router:
         """A PUBACK settles a delivery from a queue."""
         if self.door is not None:
             self.door.acknowledged(lease, reason)
+
+    def take_owned(self, delivery: OwnedDelivery) -> None:
+        """A PUBACK acknowledges a value of an exclusive queue."""
+        if self.door is not None:
+            self.door.ecq.acknowledged(delivery)
 
     def hand_back(self, lease: Lease) -> None:
         """A delivery from a queue that its consumer can never take: it is larger than the client allows."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from sluice.broker.ecq_reader import OwnedDelivery, OwnedReader
 from sluice.broker.inflight import UNSAID, Delivery, Inflight
 from sluice.broker.permission import MAY_NOT_SUBSCRIBE, refuse_sys
 from sluice.broker.subscriptions import Share, Subscription
@@ -79,6 +80,7 @@ class Session(Publisher):
         self._epoch: i64 = 0  # counts connections: see `tag`
         self.by_queue: dict[str, QueueConsumer] = {}
         self.starving: Starving | None = None  # those of them that found the line full
+        self.reader: OwnedReader | None = None  # while it is subscribed to its exclusive queue
         self.queue_requests: dict[
             bytes, tuple[int, list[str]]
         ] = {}  # what was asked for, by filter: QoS and options
@@ -290,6 +292,22 @@ class Session(Publisher):
         self.held_bytes += size
         self.inflight.add(packet_id, delivery)
 
+    def room(self) -> i64:
+        """How many deliveries would leave at once."""
+        connection = self.connection
+        if connection is None or connection.choked or self._unsaid is not None:
+            return 0
+        return self.window - self.inflight.count
+
+    def deliver_owned(self, delivery: OwnedDelivery) -> None:
+        """Send a value of an exclusive queue to its owner, who has room. One that it can never take is done with."""
+        connection = self.connection
+        if connection is None:
+            return
+        self.held_bytes += delivery.size
+        if not self._start(delivery, connection):
+            self.router.take_owned(delivery)
+
     def forget_lease(self, lease: Lease) -> None:
         """A delivery from a queue is not this session's any more: an answer to it counts for the line only."""
         for delivery in self.inflight.in_order():
@@ -387,6 +405,8 @@ class Session(Publisher):
                 self.router.take_ack(lease, reason)
             else:
                 self.router.feed(consumer)
+        elif isinstance(delivery, OwnedDelivery):
+            self.router.take_owned(delivery)
 
     def on_ack(self, packet: Ack, connection: Connection) -> None:
         """PUBREC, PUBREL and PUBCOMP: the rest of QoS 2, both ways."""
@@ -415,6 +435,8 @@ class Session(Publisher):
             self._finish(packet.packet_id, delivery)
 
     def _finish(self, packet_id: i64, delivery: Delivery) -> None:
+        if self.reader is not None and self.inflight.count >= self.window:
+            self._feed_reader()
         self.inflight.remove(packet_id)
         self._let_go(delivery)
         if self.starving is not None:
@@ -443,6 +465,11 @@ class Session(Publisher):
                     why = why or text
                     continue
                 reason, text = door.may_take_responses(self, request.topic_filter, reason)
+            elif reason < 0x80 and door is not None and request.topic_filter.startswith(b"$ECQ/"):
+                reason, text = door.ecq.subscribe(self, request, packet.properties, identifier)
+                reasons.append(reason)
+                why = why or text
+                continue
             if reason < 0x80:
                 if door is not None and request.topic_filter.startswith(b"$admin/"):
                     door.watch()
@@ -484,6 +511,11 @@ class Session(Publisher):
             return NOT_AUTHORIZED, MAY_NOT_SUBSCRIBE
         if group and inner.startswith(b"$queue/") and self.router.door is not None:
             return TOPIC_FILTER_INVALID, "a queue is shared by its groups: use $queue/<queue>/$group/<group>"
+        if group and inner.startswith(b"$ECQ/") and self.router.door is not None:
+            return (
+                TOPIC_FILTER_INVALID,
+                "an exclusive queue is not shared: its owner subscribes to $ECQ/<client>/#",
+            )
         count = len(self.subscriptions) + len(self.queue_requests)
         known = topic_filter in self.subscriptions or topic_filter in self.queue_requests
         if count >= limits.max_subscriptions and not known:
@@ -537,13 +569,24 @@ class Session(Publisher):
         self.pump()
         if self.by_queue and self.router.door is not None:
             self.router.door.resumed(self)
+        if self.reader is not None and self.router.door is not None:
+            self.router.door.ecq.resumed(self)
 
     def feed_starving(self) -> None:
-        """The line has room again. If the first that was turned away leaves some, the engine asks for the next."""
+        """If the first that was turned away leaves some of the room, the engine asks for the next."""
         if self.starving is not None:
             consumer = self.starving.next()
             if consumer is not None:
                 self.router.feed(consumer)
+
+    def _feed_reader(self) -> None:
+        if self.reader is not None and self.router.door is not None:
+            self.router.door.ecq.feed(self.reader)
+
+    def line_is_free(self) -> None:
+        """The line takes more again: whoever reads queues over it may have some."""
+        self._feed_reader()
+        self.feed_starving()
 
     def restore_waiting(self, delivery: Delivery) -> None:
         """After a restart: a message that waits for this session."""

@@ -12,7 +12,20 @@ from typing import Annotated, Final
 import typer
 
 from sluice import __version__
-from sluice.cli import access, consume, diagnosis, dlq, groups, messages, nodes, publish, queues, top, worker
+from sluice.cli import (
+    access,
+    consume,
+    diagnosis,
+    dlq,
+    ecq,
+    groups,
+    messages,
+    nodes,
+    publish,
+    queues,
+    top,
+    worker,
+)
 from sluice.cli.serving import build, serve
 
 EXIT_CODES = (
@@ -53,7 +66,7 @@ def sluice(
 # In the order of `sluice --help`.
 app.command(rich_help_panel="Broker")(serve)
 _PARTS: Final = (
-    ("Queues and groups", (queues, groups)),
+    ("Queues and groups", (queues, groups, ecq)),
     ("Messages", (publish, consume, worker, messages, dlq)),
     ("What is going on", (diagnosis, top, nodes)),
     ("Who may come in", (access,)),

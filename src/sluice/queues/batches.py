@@ -174,7 +174,7 @@ def append_some(engine: Engine, queue: Queue, messages: list[Message], start: i6
             elif queue.rules.overflow == DEAD_LETTER:
                 is_taken = not dead_letters.bury_unborn(engine, queue, message, "overflow")
         if is_taken:
-            engine.append(queue, message, 0)
+            engine.put(queue, message)
             taken += 1
         if message.id:
             queue.remember(message.id, engine.now)

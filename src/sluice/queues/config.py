@@ -41,7 +41,7 @@ def _plain_filter(value: str) -> str:
     levels = value.split("/")
     if not value or len(value.encode()) > 65_535 or "\0" in value:
         raise ValueError("must be a topic filter such as sensors/+/temp")
-    if levels[0] in ("$queue", "$admin", "$share"):
+    if levels[0] in ("$queue", "$admin", "$share", "$ECQ"):
         raise ValueError(f"cannot capture {levels[0]}/..., only plain topics")
     for nth, level in enumerate(levels):
         if "#" in level and (level != "#" or nth != len(levels) - 1):
@@ -194,6 +194,10 @@ DEAD_LETTER_DEFAULTS: Final[dict[str, object]] = {
 }
 
 
+# Where a compacted queue differs: the last message of a key does not grow old by itself.
+COMPACTED_DEFAULTS: Final[dict[str, object]] = {"limits": {"message_ttl": "0s"}}
+
+
 def read_config(given: object, name: str = "", base: QueueConfig | None = None) -> QueueConfig:
     """Read a configuration; with `base`, what is not given stays as it is there."""
     if not isinstance(given, Mapping):
@@ -213,6 +217,8 @@ def read_config(given: object, name: str = "", base: QueueConfig | None = None) 
         DEAD_LETTERS
     ):
         told = _merged(DEAD_LETTER_DEFAULTS, told)
+    elif told.get("type") == "compacted":
+        told = _merged(COMPACTED_DEFAULTS, told)
     try:
         return QueueConfig.model_validate(told)
     except ValidationError as fault:

@@ -200,7 +200,7 @@ def _write(
     letter.headers = strip_story(message.headers) + b"".join(
         encode_header(name, value) for name, value in story.items() if value
     )
-    engine.append(home, letter, 0)
+    engine.put(home, letter)
     if reason != "overflow" or rules.alert_webhook:
         name = story["original-message-id"]
         engine.alerts.append(Alert(rules.alert_webhook, queue.name, target, name, group, dead_reason, story))
@@ -252,7 +252,9 @@ def redrive(engine: Engine, partition: Partition, seq: i64, letter: Message, to_
     steps.append(history.Step(engine.now, history.REDRIVEN, aim, "", 0, f"from {partition.queue.name}"))
     message.headers += encode_header(history.HEADER, history.text_of(steps))
     number: i64 = _number(story, "original-partition", -1)
-    if number >= 0 and number < len(queue.partitions):
+    if queue.rules.compacted:
+        engine.put(queue, message)  # it is the last of its key again, for all
+    elif number >= 0 and number < len(queue.partitions):
         home = queue.partitions[number]
         engine.append_to(home, message, engine.key_hash(queue, message.key), target)
     else:

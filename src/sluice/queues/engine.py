@@ -21,11 +21,12 @@ from mypy_extensions import i64
 
 from sluice.errors import MessageTooLarge, UnknownQueue
 from sluice.message import COMPRESSED, DELAYED, PRIORITY_BITS, TARGETED, Message, encode_start, fnv1a32
-from sluice.queues import dead_letters, dispatch, lifecycle, reading, removal, settling
+from sluice.queues import compaction, dead_letters, dispatch, lifecycle, reading, removal, settling
 from sluice.queues import journal as notes
 from sluice.queues.batches import Batches
 from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import SETTLED, Lease
+from sluice.queues.exclusive import Exclusive, OwnedRead
 from sluice.queues.group import Group
 from sluice.queues.history import Past
 from sluice.queues.journal import ACKED, Frame, Journal, NoteWriter
@@ -65,6 +66,7 @@ class Engine:
         self.journal: Journal = Journal()
         self.segments: Segments = Segments()
         self.keeping: Keeping = Keeping(self.journal, self.segments)
+        self.exclusive: Exclusive = Exclusive(self.journal, self.segments)
         self.young: Young = Young(cache_bytes)
         self.codec: Codec = codec if codec is not None else Codec()
         self.reads: list[Read] = []
@@ -134,12 +136,21 @@ class Engine:
         if message.id and queue.seen(message.id, self.now):
             queue.duplicates += 1
         else:
-            if queue.depth < rules.max_depth or removal.make_room(self, queue, message):
+            if rules.compacted:
+                compaction.publish(self, queue, message)
+            elif queue.depth < rules.max_depth or removal.make_room(self, queue, message):
                 self.append(queue, message, 0)
             if message.id:
                 queue.remember(message.id, self.now)
         if publisher is not None:
             self.journal.add_receipt(publisher, tag)
+
+    def put(self, queue: Queue, message: Message) -> None:
+        """Take a message that nothing can be said against, by the kind of its queue."""
+        if queue.rules.compacted:
+            compaction.append(self, queue, message)
+        else:
+            self.append(queue, message, 0)
 
     def append(self, queue: Queue, message: Message, target: i64) -> Partition:
         """Put a message at the end of its partition; `target` is the one group it is for, 0 for all."""
@@ -219,6 +230,7 @@ class Engine:
         frame = self.journal.close(int(self.now * 1000.0))
         self._special_sent = self._special
         self._special = []
+        self.exclusive.frame_taken()
         return frame
 
     def frame_done(self, frame: Frame) -> None:
@@ -241,6 +253,7 @@ class Engine:
         for partition in frame.partitions:
             for cursor in partition.cursors:
                 dispatch.offer(self, cursor)
+        self.exclusive.frame_done()
 
     def announce_special(self, partition: Partition, seq: i64, due: float) -> None:
         """A message that does not wait for its turn among the others: it has a delay (`due`) or a priority."""
@@ -280,9 +293,14 @@ class Engine:
                 other = consumer.next_in_line()
                 if other is not None:
                     self.feed(other)
+        if self.exclusive.hungry:
+            self.exclusive.feed_all()
 
     def fetched(self, read: Read, records: list[bytes | None]) -> None:
         dispatch.fetched(self, read, records)
+
+    def owned_fetched(self, read: OwnedRead, records: list[bytes | None]) -> None:
+        self.warnings += self.exclusive.fetched(read, records, self.now, self.codec)
 
     def message_of(self, data: bytes) -> Message | None:
         return reading.message_of(data, self.codec)
@@ -376,16 +394,21 @@ class Engine:
         """Do what is due; when to be called next, 0.0 for not at all."""
         self.now = now
         self.timers.run(self)
+        if self.exclusive.due and self.exclusive.due <= now:
+            self.exclusive.tick(now)
         self.end_turn()
-        return self.timers.first()
+        return self.next_wake()
 
     def next_wake(self) -> float:
-        return self.timers.first()
+        """When to be woken; 0.0 for not at all."""
+        first = self.timers.first()
+        due = self.exclusive.due
+        return due if due and (first == 0.0 or due < first) else first
 
     def expect_retention(self, partition: Partition) -> None:
         """Something settled is kept in `partition`: look for what was kept long enough from time to time."""
-        if partition.retention_set == 0.0:
-            retention = partition.queue.rules.retention
+        retention = partition.queue.rules.retention
+        if partition.retention_set == 0.0 and retention > 0.0:
             self.timers.expect_retention(partition, self.now + max(1.0, retention / RETENTION_STEPS))
 
 

@@ -17,6 +17,7 @@ from sluice.store.protocol import MESSAGE, NOTE, write_record
 
 if TYPE_CHECKING:
     from sluice.queues.cursor import Cursor
+    from sluice.queues.exclusive import Exclusive
     from sluice.queues.keeping import Keeping
     from sluice.queues.partition import Partition
     from sluice.queues.ports import Publisher
@@ -63,6 +64,7 @@ class Journal:
         self._out = BytesWriter()
         self._count: i64 = 0
         self._sync: bool = False
+        self._hurried: bool = False  # has values of exclusive queues
         self._base: i64 = 0  # address of the frame's first record
         self._publishers: list[Publisher] = []
         self._publisher: Publisher | None = None  # the last of them
@@ -72,10 +74,15 @@ class Journal:
         self._dirty: list[Cursor] = []
         self._thinned: list[Partition] = []  # from which something was removed
         self.note_last: Keeping | None = None  # has a note to write when the frame is closed
+        self.note_acks: Exclusive | None = None  # so have the owners of exclusive queues
 
     def begin(self, base: i64) -> None:
         """The store says where the frame under construction will stand. Before its first record is written."""
         self._base = base
+
+    def base(self) -> i64:
+        """Where the open frame stands: all before it is with the store."""
+        return self._base
 
     def size(self) -> i64:
         """Bytes that wait in the open frame."""
@@ -89,12 +96,19 @@ class Journal:
             or len(self._tags) > 0
             or len(self._thinned) > 0
             or self.note_last is not None
+            or self.note_acks is not None
         )
 
     def hurries(self) -> bool:
         """Whether somebody waits for the commit, or a crash could lose more than a settlement. Settlements alone can
         ride with what comes next: one that is lost is a redelivery."""
-        return self._sync or len(self._tags) > 0 or len(self._partitions) > 0 or len(self._out) > 1_048_576
+        return (
+            self._sync
+            or self._hurried
+            or len(self._tags) > 0
+            or len(self._partitions) > 0
+            or len(self._out) > 1_048_576
+        )
 
     def add_message(
         self,
@@ -125,6 +139,28 @@ class Journal:
         write_record(self._out, MESSAGE, 0, pid, seq, 0, expires, time, body)
         self._count += 1
         self._sync = True
+        return address
+
+    def add_owned(
+        self, pid: i64, seq: i64, flags: i64, mark: i64, time: i64, start: bytes, payload: bytes, sync: bool
+    ) -> i64:
+        """Write a value of an exclusive queue; the address it will have. Its key's mark stands in two fields."""
+        address: i64 = self._base + len(self._out)
+        low: i64 = mark & 0xFFFF_FFFF
+        high: i64 = (mark >> 32) & 0xFFFF_FFFF
+        write_record(self._out, MESSAGE, flags, pid, seq, low, high, time, start, payload)
+        self._count += 1
+        self._hurried = True
+        if sync:
+            self._sync = True
+        return address
+
+    def copy_owned(self, record: bytes) -> i64:
+        """Write such a record once more, as it is; the address it will have."""
+        address: i64 = self._base + len(self._out)
+        self._out.write(record)
+        self._count += 1
+        self._hurried = True
         return address
 
     def add_note(self, body: bytes, now_ms: i64, sync: bool) -> None:
@@ -172,6 +208,9 @@ class Journal:
         if self.note_last is not None:
             self.note_last.write_done(now_ms)
             self.note_last = None
+        if self.note_acks is not None:
+            self.note_acks.write_acks(now_ms)
+            self.note_acks = None
         frame = Frame(self._out.getvalue(), self._count, self._sync)
         frame.publishers = self._publishers
         frame.runs = self._runs
@@ -183,6 +222,7 @@ class Journal:
         self._out = BytesWriter()
         self._count = 0
         self._sync = False
+        self._hurried = False
         self._publishers = []
         self._publisher = None
         self._runs = vec[i64]()

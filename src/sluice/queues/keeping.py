@@ -19,7 +19,8 @@ from sluice.queues.journal import Journal, Note, NoteWriter
 from sluice.queues.segments import Segments
 from sluice.store.protocol import Record, read_record
 
-# Partition numbers that no queue ever has.
+# Partition numbers that no queue ever has: those of owners (see `exclusive`), and from FIRST_PID on these.
+FIRST_OWNER: Final = 0x8000_0000
 FIRST_PID: Final = 0xFFFF_FF00
 RETAINED: Final = 0xFFFF_FF00
 SESSIONS: Final = 0xFFFF_FF01

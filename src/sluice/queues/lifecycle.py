@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from mypy_extensions import i64
 
 from sluice.errors import InvalidQueueConfig, InvalidQueueName, QueueExists
+from sluice.message import TOMBSTONE
 from sluice.queues import journal as notes
 from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import LEASED, SETTLED
@@ -17,7 +18,7 @@ from sluice.queues.journal import PURGED, NoteWriter
 from sluice.queues.names import fault_of_name
 from sluice.queues.partition import NOT_DELAYED, Partition
 from sluice.queues.queue import Gate, Queue
-from sluice.queues.removal import let_go_of, waits_for_nobody
+from sluice.queues.removal import keeps_settled, let_go_of, settled_by_all, waits_for_nobody
 from sluice.queues.rules import STRICT, Rules
 from sluice.queues.settling import let_go
 
@@ -117,7 +118,7 @@ def set_rules(engine: Engine, queue: Queue, rules: Rules, config: str) -> None:
     queue.config = config
     for partition in queue.partitions:
         partition.retention_set = 0.0
-        if partition.cursors and kept != keeps:
+        if partition.cursors and kept != keeps and not rules.compacted:
             seq = partition.first_live(0)
             while seq < partition.next:
                 if partition.left(seq) <= 0:
@@ -227,7 +228,7 @@ def _take_on(cursor: Cursor, first: bool) -> None:
     """A cursor becomes responsible for every message at or behind its floor. `first`: of the first group."""
     partition = cursor.partition
     queue = partition.queue
-    if first and queue.rules.retention > 0.0:
+    if first and not waits_for_nobody(partition):
         # Nobody has waited for a group longer than until now: from here on, settled and never wanted are one.
         seq = partition.first_live(0)
         while seq < cursor.floor:
@@ -236,10 +237,10 @@ def _take_on(cursor: Cursor, first: bool) -> None:
     gid = cursor.group.gid
     seq = partition.first_live(cursor.floor)
     while seq < partition.next:
-        if not partition.is_for(seq, gid):
-            cursor.pass_over(seq, True)
+        if not partition.is_for(seq, gid) or partition.flags(seq) & TOMBSTONE:
+            cursor.pass_over(seq, True)  # a new group needs not hear of keys that are no more
         else:
-            if not first and partition.left(seq) <= 0 and queue.rules.retention > 0.0:
+            if not first and partition.left(seq) <= 0 and not waits_for_nobody(partition):
                 queue.depth += 1
             partition.set_left(seq, partition.left(seq) + 1)
             cursor.entered += 1
@@ -279,18 +280,14 @@ def _forget_one(engine: Engine, cursor: Cursor, seq: i64, last: bool) -> None:
     waited = partition.is_for(seq, cursor.group.gid) and not cursor.settled(seq)
     if last:
         partition.set_left(seq, 0)
-        if int(seq) in partition.targets:
+        if int(seq) in partition.targets or partition.flags(seq) & TOMBSTONE:
             if counts:
                 queue.depth -= 1
             let_go_of(engine, partition, seq)
         elif not counts:
             queue.depth += 1
     elif waited and partition.settle_one(seq):
-        queue.depth -= 1
-        if queue.rules.retention > 0.0:
-            engine.expect_retention(partition)
-        else:
-            let_go_of(engine, partition, seq)
+        settled_by_all(engine, partition, seq, keeps_settled(partition, seq))
 
 
 def seek(engine: Engine, group: Group, floors: list[int]) -> None:
@@ -320,7 +317,7 @@ def _move(engine: Engine, cursor: Cursor, floor: i64) -> None:
     partition = cursor.partition
     queue = partition.queue
     gid = cursor.group.gid
-    keeps = queue.rules.retention > 0.0
+    counts = waits_for_nobody(partition)
     not_ours: list[int] = []
     cursor.count_entered()
     seq = partition.first_live(min(cursor.floor, floor))
@@ -332,13 +329,9 @@ def _move(engine: Engine, cursor: Cursor, floor: i64) -> None:
         elif seq < floor and not settled:
             cursor.counts[PURGED] += 1
             if partition.settle_one(seq):
-                queue.depth -= 1
-                if keeps:
-                    engine.expect_retention(partition)
-                else:
-                    let_go_of(engine, partition, seq)
+                settled_by_all(engine, partition, seq, keeps_settled(partition, seq))
         elif seq >= floor and settled:
-            if keeps and partition.left(seq) <= 0:
+            if not counts and partition.left(seq) <= 0:
                 queue.depth += 1
             partition.set_left(seq, partition.left(seq) + 1)
             cursor.entered += 1

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
+from sluice.message import Message
+
 if TYPE_CHECKING:
     from sluice.queues.cursor import Cursor
     from sluice.queues.delivery import Lease
     from sluice.queues.group import Group
+    from sluice.queues.owner import Owner
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -62,7 +65,30 @@ class Consumer:
         """Take a message. It is this consumer's until it is settled or its deadline passes."""
 
     def taken_away(self, lease: Lease) -> None:
-        """The deadline has passed: whatever it does with the message from now on does not count."""
+        """The deadline has passed, or a younger message has taken its place: whatever it does with it from now on does
+        not count."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Reader:
+    """The owner of an exclusive queue while it is subscribed: takes values while it has room."""
+
+    def __init__(self) -> None:
+        self.owner: Owner | None = None
+        self.sent: i64 = 0  # the highest sequence that it was given
+        self.epoch: i64 = 0  # counts rewinds: what was given before one does not count any more
+        self.out: dict[int, int] = {}  # what it was given and has not acknowledged, in order; the epoch
+        self.bodies: dict[int, Message] = {}  # values at hand that it has not been given yet
+        self.fetching: bool = False  # a read is under way for it
+        self.is_hungry: bool = False  # is offered more at the end of the turn
+        self.expects: bool = False  # the open frame has something for it
+
+    def room(self) -> i64:
+        """How many values it takes now."""
+        return 0
+
+    def deliver(self, seq: i64, message: Message) -> None:
+        """Take a value."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -9,10 +9,10 @@ from mypy_extensions import i64
 
 from sluice.message import COMPRESSED, DELAYED, PRIORITY_BITS, Message, decode_body
 from sluice.queues.delivery import Lease
-from sluice.queues.keeping import FIRST_PID
+from sluice.queues.keeping import FIRST_OWNER, FIRST_PID
 from sluice.queues.partition import BLOCK, GONE, Partition
 from sluice.queues.ports import Codec
-from sluice.store.protocol import EXPIRES_AT, FLAGS_AT, HEADER_BYTES, TIME_AT, take_apart
+from sluice.store.protocol import EXPIRES_AT, FLAGS_AT, HEADER_BYTES, PID_AT, TIME_AT, take_apart
 
 if TYPE_CHECKING:
     from sluice.queues.cursor import Cursor
@@ -147,8 +147,11 @@ def message_of(data: bytes, codec: Codec) -> Message | None:
 
 def rewrite(engine: Engine, data: bytes, address: i64) -> bool:
     """Compaction: write a message that still lives at `address` anew, so that its old segment can go."""
+    pid: i64 = i64(read_i32_le(data, PID_AT)) & 0xFFFF_FFFF
+    if FIRST_OWNER <= pid < FIRST_PID:
+        return engine.exclusive.rewrite(pid, data, address)
     record = take_apart(data, 0, len(data), address)
-    if record.pid >= FIRST_PID:
+    if pid >= FIRST_PID:
         return engine.keeping.rewrite(record)
     partition = engine.partitions.get(int(record.pid))
     if partition is None or partition.address(record.seq) != address:

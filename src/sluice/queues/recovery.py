@@ -12,12 +12,13 @@ from collections.abc import Callable
 from mypy_extensions import i64
 
 from sluice.message import DELAYED, TARGETED, decode_body
-from sluice.queues import dead_letters, lifecycle
+from sluice.queues import compaction, dead_letters, lifecycle
 from sluice.queues import journal as notes
 from sluice.queues.cursor import Cursor
 from sluice.queues.engine import Engine, pass_by_others
+from sluice.queues.exclusive import OWNER_MADE
 from sluice.queues.journal import Note
-from sluice.queues.keeping import FIRST_PID, THING_GONE
+from sluice.queues.keeping import FIRST_OWNER, FIRST_PID, THING_GONE
 from sluice.queues.partition import Partition
 from sluice.queues.queue import Queue
 from sluice.queues.removal import let_go_of, settle_one, waits_for_nobody
@@ -47,8 +48,11 @@ class EngineLoader:
         while at < size:
             record = read_row(rows, at)
             at += ROW_BYTES
-            if record.pid >= FIRST_PID:
-                self._engine.keeping.load_row(record)
+            if record.pid >= FIRST_OWNER:
+                if record.pid >= FIRST_PID:
+                    self._engine.keeping.load_row(record)
+                else:
+                    self._engine.exclusive.load_row(record)
                 continue
             partition = self._engine.partitions.get(int(record.pid))
             if partition is not None and self._snapshot.holds(record.pid, record.seq):
@@ -60,8 +64,11 @@ class EngineLoader:
         if record.kind != MESSAGE:
             self._apply(Note(record.body))
             return
-        if record.pid >= FIRST_PID:
-            self._engine.keeping.load_record(record)
+        if record.pid >= FIRST_OWNER:
+            if record.pid >= FIRST_PID:
+                self._engine.keeping.load_record(record)
+            else:
+                self._engine.exclusive.load_record(record)
             return
         partition = self._engine.partitions.get(int(record.pid))
         if partition is None:
@@ -94,6 +101,7 @@ class EngineLoader:
                     for lease in cursor.leases.values():
                         engine.timers.wait_for_retry(lease, lease.due)
                     cursor.rebuild()
+        engine.exclusive.finish(engine.now)
 
     # ---- messages
 
@@ -116,6 +124,7 @@ class EngineLoader:
         """The messages from before the snapshot are all here: count who waits for each."""
         self._replays = True
         self._snapshot.end_rows()
+        self._engine.warnings += self._engine.exclusive.end_rows()
         for queue in self._engine.queues.values():
             for partition in queue.partitions:
                 self._count_waiting(partition)
@@ -162,6 +171,8 @@ class EngineLoader:
         message = decode_body(record.body)
         target: i64 = partition.targets.get(int(record.seq), 0) if record.flags & TARGETED else 0
         left: i64 = 1 if target else len(partition.cursors)
+        if queue.rules.compacted:
+            compaction.load(self._engine, queue, partition, record.seq, message.key)
         self._place(partition, record, left, message.enqueued_at)
         queue.depth += 1
         queue.enqueued += 1
@@ -175,7 +186,9 @@ class EngineLoader:
     def _apply(self, note: Note) -> None:
         engine = self._engine
         what = note.what
-        if what >= THING_GONE:
+        if what >= OWNER_MADE:
+            engine.exclusive.apply(note)
+        elif what >= THING_GONE:
             engine.keeping.apply(note)
         elif what == notes.SETTLED:
             self._settled(note)

@@ -2,7 +2,8 @@
 
 A message is let go when no group waits for it and its queue keeps no settled ones. Until then three cases have nobody
 waiting (`left` is 0): the queue has no groups yet, a group began behind the message (both wait for a group to come, and
-count in the depth), or it is kept for its retention (and does not).
+count in the depth), or it is kept for its retention (and does not). A compacted queue keeps settled ones until they are
+replaced, and counts them all.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING
 from mypy_extensions import i64
 
 from sluice.errors import QueueFull
-from sluice.message import Message
+from sluice.message import TOMBSTONE, Message
 from sluice.queues import dead_letters
 from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import LEASED, SETTLED, Lease
 from sluice.queues.journal import DEAD, EXPIRED, PURGED
+from sluice.queues.keys import place_of
 from sluice.queues.partition import BLOCK, GONE, Partition
 from sluice.queues.reading import EXPIRE, Read
 from sluice.queues.rules import DEAD_LETTER, DROP_OLDEST
@@ -35,14 +37,36 @@ def settle_one(engine: Engine, cursor: Cursor, seq: i64, how: i64) -> None:
     queue = partition.queue
     last = partition.settle_one(seq)
     keeps = queue.rules.retention > 0.0
+    if queue.rules.compacted:
+        keeps = partition.flags(seq) & TOMBSTONE == 0
     cursor.counts[how] += 1
     cursor.pass_over(seq, keeps or not last)
     if last:
-        queue.depth -= 1
         if keeps:
-            engine.expect_retention(partition)
+            settled_by_all(engine, partition, seq, keeps)
         else:
+            queue.depth -= 1
             let_go_of(engine, partition, seq)
+
+
+def settled_by_all(engine: Engine, partition: Partition, seq: i64, keeps: bool) -> None:
+    """No group waits for it any more; `keeps`: its queue does. Those of a compacted queue go on counting."""
+    queue = partition.queue
+    if not keeps:
+        queue.depth -= 1
+        let_go_of(engine, partition, seq)
+        return
+    if not queue.rules.compacted:
+        queue.depth -= 1
+    engine.expect_retention(partition)
+
+
+def keeps_settled(partition: Partition, seq: i64) -> bool:
+    """Whether a message stays when every group has settled it."""
+    rules = partition.queue.rules
+    if rules.compacted:
+        return partition.flags(seq) & TOMBSTONE == 0
+    return rules.retention > 0.0
 
 
 def let_go_of(engine: Engine, partition: Partition, seq: i64) -> None:
@@ -64,7 +88,8 @@ def let_go_of(engine: Engine, partition: Partition, seq: i64) -> None:
 
 def waits_for_nobody(partition: Partition) -> bool:
     """Whether a kept message without a group that waits for it counts in the depth: see above."""
-    return not partition.cursors or partition.queue.rules.retention <= 0.0
+    rules = partition.queue.rules
+    return not partition.cursors or rules.retention <= 0.0 or rules.compacted
 
 
 # ---- out of the hands of every group
@@ -139,6 +164,8 @@ def purge_some(engine: Engine, partition: Partition, start: i64, end: i64, most:
 
 def make_room(engine: Engine, queue: Queue, message: Message) -> bool:
     """A full queue: whether there is room now, by its own policy. False: the message went to the dead letters."""
+    if queue.latest and place_of(engine, queue, message.key) is not None:
+        return True  # it takes the place of another
     policy = queue.rules.overflow
     if policy == DROP_OLDEST:
         if drop_oldest(engine, queue):
@@ -221,5 +248,7 @@ def sweep_retained(engine: Engine, partition: Partition) -> None:
     if not partition.cursors or queue.rules.retention <= 0.0:
         return
     for seq in partition.settled_before(int((engine.now - queue.rules.retention) * 1000.0)):
+        if queue.rules.compacted:
+            queue.depth -= 1
         engine.journal.add_removed(partition, seq)
         let_go_of(engine, partition, seq)

@@ -13,8 +13,9 @@ from sluice.clock import Clock
 from sluice.message import Message
 from sluice.queues.dead_letters import Alert
 from sluice.queues.engine import Engine
+from sluice.queues.exclusive import OwnedRead
 from sluice.queues.journal import Frame
-from sluice.queues.keeping import FIRST_PID, Kept
+from sluice.queues.keeping import FIRST_OWNER, FIRST_PID, Kept
 from sluice.queues.partition import GONE, Partition
 from sluice.queues.queue import Queue
 from sluice.queues.reading import Read
@@ -26,7 +27,12 @@ from sluice.store.protocol import ROW_BYTES, Record, Recovery, Store, read_row
 LOOK_SECONDS: Final = 2.0  # a segment whose last messages do not go away for so long is compacted
 ROOM_SECONDS: Final = 1.0  # how long an emptied segment waits: others may be emptied meanwhile
 COMPACT_BELOW: Final = 0.4  # a sealed segment of which less than this lives is written anew
-COMPACT_AT_ONCE: Final = 256  # messages that compaction moves in one go
+COMPACT_LASTING: Final = 0.5  # the same where most of what lives are last values of keys,
+COMPACT_SWEPT: Final = (
+    0.7  # and after a sweep: the disk then holds at most about one and a half times what lives
+)
+COMPACT_AT_ONCE: Final = 256  # messages that compaction moves in one go,
+LOOK_AT_ONCE: Final = 4096  # and rows that it looks through for them
 
 
 class Runner:
@@ -69,9 +75,14 @@ class Runner:
         self._timer: Any = None
         self._wake_at: float = 0.0
         self._compacting: int = -1
+        self._rows: list[
+            bytes
+        ] = []  # of the segment that is being compacted, in pieces: what is still to be looked at
+        self._row_at: int = 0  # in the first of them
         self._compacted: set[int] = (
             set()
         )  # segments that were gone through: what is left in them cannot be moved
+        self._lasting_share: float = COMPACT_LASTING
         self._closed: bool = False
         self._held: bool = False  # the open frame is not complete yet: see `hold`
         # Records from here on are not in the store yet: of the frame under way, and of the one that is being made.
@@ -95,6 +106,7 @@ class Runner:
         loader.finish()
         self._begin_frame()
         self._unkept_from = self._open_from
+        engine.exclusive.kept_before = self._open_from
         self._set_timer(engine.next_wake())
         return recovery
 
@@ -141,6 +153,10 @@ class Runner:
             if len(reads) > 1:
                 addresses = [address for read in reads for address in read.addresses]
             self.read(addresses, _ReadsDone(self, reads))
+        if engine.exclusive.reads:
+            owned = engine.exclusive.reads
+            engine.exclusive.reads = []
+            self.read([address for one in owned for address in one.addresses], _OwnedDone(self, owned))
         if self._frame is None and not self._gathering and not self._held and engine.journal.waits():
             if self._settle_seconds and not self._waiting_next and not engine.journal.hurries():
                 if self._settle_timer is None:
@@ -229,6 +245,19 @@ class Runner:
         self.end_turn()
         self._flushed()
 
+    def owned_done(self, reads: list[OwnedRead], records: list[bytes | None]) -> None:
+        """The same for the owners of exclusive queues."""
+        if self._closed:
+            return
+        self.engine.now = self._clock()
+        at = 0
+        for read in reads:
+            end = at + len(read.addresses)
+            self.engine.owned_fetched(read, records[at:end])
+            at = end
+        self.end_turn()
+        self._flushed()
+
     # ---- time
 
     def _set_timer(self, when: float) -> None:
@@ -246,6 +275,10 @@ class Runner:
             return
         self._set_timer(self.engine.tick(self._clock()))
         self.end_turn()
+        if self.engine.exclusive.swept:
+            self.engine.exclusive.swept = False
+            self._lasting_share = COMPACT_SWEPT
+            self._after_snapshot()
         self._flushed()
 
     # ---- room on disk
@@ -281,40 +314,52 @@ class Runner:
             return
         sizes = self._store.segment_sizes()
         self._compacted &= sizes.keys()
-        segment = self.engine.segments.pinned(sizes, COMPACT_BELOW, self._compacted)
+        segment = self.engine.segments.pinned(sizes, COMPACT_BELOW, self._lasting_share, self._compacted)
         if self.engine.segments.draining and self._look_timer is None:
             self._look_timer = self._call_later(LOOK_SECONDS, self._look_again)
         if segment >= 0:
             self._compacting = segment
             self._compacted.add(segment)
             self._store.scan(segment, self._scanned)
+        else:
+            self._lasting_share = COMPACT_LASTING
 
     def _look_again(self) -> None:
         self._look_timer = None
         self._after_snapshot()
 
     def _scanned(self, pieces: list[bytes]) -> None:
-        living: list[Record] = []
-        for rows in pieces:
-            for at in range(0, len(rows), ROW_BYTES):
-                record = read_row(rows, at)
-                if self._lives(record):
-                    living.append(record)
-        self._move(living)
+        self._rows = pieces
+        self._row_at = 0
+        self._move()
 
     def _lives(self, record: Record) -> bool:
-        if record.pid >= FIRST_PID:
-            return self.engine.keeping.lives(record)
+        if record.pid >= FIRST_OWNER:
+            if record.pid >= FIRST_PID:
+                return self.engine.keeping.lives(record)
+            return self.engine.exclusive.lives(record)
         partition = self.engine.partitions.get(int(record.pid))
         return partition is not None and partition.address(record.seq) == record.address
 
-    def _move(self, living: list[Record]) -> None:
+    def _move(self) -> None:
         """Write the living anew, some at a time, and look for the next segment when all are through."""
         if self._closed:
             return
-        if living:
-            some = living[:COMPACT_AT_ONCE]
-            self.read([int(record.address) for record in some], _MoveDone(self, living))
+        living: list[Record] = []
+        looked = 0
+        while self._rows and looked < LOOK_AT_ONCE and len(living) < COMPACT_AT_ONCE:
+            rows = self._rows[0]
+            if self._row_at >= len(rows):
+                self._rows.pop(0)
+                self._row_at = 0
+                continue
+            record = read_row(rows, self._row_at)
+            self._row_at += ROW_BYTES
+            looked += 1
+            if self._lives(record):
+                living.append(record)
+        if living or self._rows:
+            self.read([int(record.address) for record in living], _MoveDone(self, living))
             return
         self._compacting = -1
         self._after_snapshot()
@@ -324,13 +369,16 @@ class Runner:
             return
         engine = self.engine
         engine.now = self._clock()
-        for record, data in zip(living, records, strict=False):
+        for record, data in zip(living, records, strict=True):
             if data is not None:
                 engine.rewrite(data, record.address)
             elif record.pid < FIRST_PID and self._lives(record):
-                engine.damaged(engine.partitions[int(record.pid)], record.seq)
+                if record.pid >= FIRST_OWNER:
+                    engine.warnings.append(engine.exclusive.damaged(record, engine.now))
+                else:
+                    engine.damaged(engine.partitions[int(record.pid)], record.seq)
         self.end_turn()
-        self._move(living[COMPACT_AT_ONCE:])
+        self._move()
 
     # ---- for whoever looks from outside
 
@@ -393,6 +441,15 @@ class _ReadsDone:
 
     def __call__(self, records: list[bytes | None]) -> None:
         self._runner.reads_done(self._reads, records)
+
+
+class _OwnedDone:
+    def __init__(self, runner: Runner, reads: list[OwnedRead]) -> None:
+        self._runner = runner
+        self._reads = reads
+
+    def __call__(self, records: list[bytes | None]) -> None:
+        self._runner.owned_done(self._reads, records)
 
 
 class _MoveDone:

@@ -10,6 +10,9 @@ class Segment:
         self.number: i64 = number
         self.live: i64 = 0
         self.live_bytes: i64 = 0
+        self.lasting_bytes: i64 = (
+            0  # of last values of keys, living or not: such go one by one, never all at once
+        )
         self.looked: i64 = -1  # how many lived when compaction last looked
 
 
@@ -44,6 +47,11 @@ class Segments:
         if segment.live == 0:
             self.emptied = True
 
+    def add_lasting(self, address: i64, size: i64) -> None:
+        """The same for the last value of a key, which stays until it is replaced."""
+        self.add(address, size)
+        self._last.lasting_bytes += size
+
     def free(self, kept: list[int]) -> list[int]:
         """Of the sealed segments `kept` by the store, those in which nothing lives."""
         found: list[int] = []
@@ -59,21 +67,21 @@ class Segments:
             if self._last.number == number:
                 self._last = Segment(-1)
 
-    def pinned(self, sizes: dict[int, int], share: float, but: set[int]) -> int:
+    def pinned(self, sizes: dict[int, int], share: float, lasting_share: float, but: set[int]) -> int:
         """The oldest sealed segment, `but` for some, of which less than `share` lives; -1 when there is none. One that
-        has become emptier since the last look is being consumed: what is left of it will be gone before it is moved."""
+        has become emptier since the last look is being consumed: what is left of it will be gone before it is moved.
+        That is not so of last values: the fewer are left, the longer they stay. Where they are most of what lives,
+        `lasting_share` counts, and nothing is waited for."""
         self.draining = False
         found = -1
         for number, size in sorted(sizes.items())[:-1]:
             segment = self._by_number.get(number)
-            if (
-                segment is None
-                or number in but
-                or segment.live == 0
-                or float(segment.live_bytes) >= size * share
-            ):
+            if segment is None or number in but or segment.live == 0:
                 continue
-            if segment.looked != segment.live:
+            lasts = 2 * segment.lasting_bytes > segment.live_bytes
+            if float(segment.live_bytes) >= size * (lasting_share if lasts else share):
+                continue
+            if not lasts and segment.looked != segment.live:
                 segment.looked = segment.live
                 self.draining = True
             elif found < 0:

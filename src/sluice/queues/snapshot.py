@@ -13,6 +13,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from sluice.errors import StoreError
+from sluice.queues import compaction
 from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import WAITING, Lease
 from sluice.queues.engine import Engine
@@ -25,7 +26,8 @@ from sluice.queues.queue import Gate, Queue
 from sluice.queues.rules import Rules
 from sluice.queues.settling import write_retry
 
-VERSION: Final = 3
+VERSION: Final = 4
+OLDEST: Final = 3  # the oldest that can still be read: before there were compacted queues
 
 
 # ---- out
@@ -42,6 +44,8 @@ def write_snapshot(engine: Engine) -> bytes:
     out.number(len(engine.queues))
     for queue in engine.queues.values():
         _write_queue(out, queue, engine.now)
+    compaction.write_snapshot(out, engine)
+    engine.exclusive.write_snapshot(out)
     return out.value()
 
 
@@ -133,7 +137,7 @@ class SnapshotReader:
 
     def read(self, snapshot: bytes) -> None:
         note = Note(snapshot)
-        if note.what != VERSION:
+        if not OLDEST <= note.what <= VERSION:
             raise StoreError(
                 f"the store has a snapshot of version {note.what}, and this Sluice reads version {VERSION}",
                 "Open it with the version of Sluice that wrote it",
@@ -146,6 +150,9 @@ class SnapshotReader:
         engine.batches.load_snapshot(note)
         for _ in range(note.number()):
             self._read_queue(note)
+        if note.what > OLDEST:
+            compaction.load_snapshot(note, self.by_qid)
+            engine.exclusive.load_snapshot(note)
 
     def _read_queue(self, note: Note) -> None:
         qid = note.number()

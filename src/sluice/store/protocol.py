@@ -12,6 +12,9 @@ start hands over what it has: the last snapshot, the messages that were kept bef
       u32 expires: seconds since 1970, 0: never u64 time: milliseconds since 1970
       body
 
+A store gives fields back as they were written, and reads no meaning into them: of a value in an exclusive queue, `key`
+and `expires` are the two halves of its key's mark (`queues/exclusive.py`).
+
 An address is `segment << 32 | offset of the record in it`; a segment is what a store can give back to the system.
 """
 
@@ -36,6 +39,8 @@ NOTE: Final = 2
 
 HEADER_BYTES: Final = 40
 FLAGS_AT: Final = 9  # where some of its fields stand
+PID_AT: Final = 12
+SEQ_AT: Final = 16
 EXPIRES_AT: Final = 28
 TIME_AT: Final = 32
 # A row of an index: address and the header of a message without its crc and spare bytes (see `write_row`).

@@ -12,6 +12,7 @@ import { biographyPage } from "./views/biography.js";
 import { findPage } from "./views/find.js";
 import { nodesPage } from "./views/nodes.js";
 import { overviewPage } from "./views/overview.js";
+import { ownerPage, ownersPage } from "./views/owners.js";
 import { queuePage } from "./views/queue.js";
 import { unknownPage } from "./views/unknown.js";
 
@@ -21,8 +22,11 @@ const PAGES = {
   message: biographyPage,
   find: findPage,
   nodes: nodesPage,
+  owners: ownersPage,
+  owner: ownerPage,
   unknown: unknownPage,
 };
+const PLACES = { nodes: "nodes", owners: "ecq", owner: "ecq" }; // all other pages are about queues
 const ROLES = ["viewer", "operator", "admin"];
 
 const main = document.getElementById("main");
@@ -78,7 +82,7 @@ function show(route) {
     setAttribute(
       link,
       "aria-current",
-      link.dataset.place === (route.page === "nodes" ? "nodes" : "queues") ? "page" : null,
+      link.dataset.place === (PLACES[route.page] ?? "queues") ? "page" : null,
     );
   if (app.heard) page.tick?.();
   // The focus goes to the new page's heading, as after a load; on the first one the browser has put it right.

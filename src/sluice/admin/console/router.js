@@ -1,6 +1,7 @@
 // Addresses of the console, after the #: which page, of which queue or message. One table, read both ways.
 //
 //   #/                                    overview        #/nodes               nodes
+//   #/ecq                                 owners          #/ecq/<client>        the last values of one
 //   #/queues/<name>                       a queue         #/find/<id>           where a message is known
 //   #/queues/<name>/messages              what it holds   #/queues/<name>/messages/<id>   one message's life
 //   #/queues/<name>/dead-letters[?open=]  what failed     #/queues/<name>/config          its settings
@@ -12,6 +13,8 @@ const part = encodeURIComponent;
 export const to = {
   overview: () => "#/",
   nodes: () => "#/nodes",
+  owners: () => "#/ecq",
+  owner: (client) => `#/ecq/${part(client)}`,
   find: (id) => `#/find/${part(id)}`,
   queue: (name, tab = "") => `#/queues/${part(name)}${tab ? `/${tab}` : ""}`,
   message: (name, id) => `#/queues/${part(name)}/messages/${part(id)}`,
@@ -31,6 +34,8 @@ export function parse(hash) {
   const open = new URLSearchParams(search).get("open") ?? "";
   if (!place) return { page: "overview" };
   if (place === "nodes" && parts.length === 1) return { page: "nodes" };
+  if (place === "ecq" && parts.length === 1) return { page: "owners" };
+  if (place === "ecq" && parts.length === 2) return { page: "owner", client: name };
   if (place === "find" && parts.length === 2) return { page: "find", id: name };
   if (place === "queues" && name) {
     if (parts.length === 2) return { page: "queue", name, tab: "" };

@@ -137,6 +137,21 @@ def message_of(view: views.MessageView) -> pb.Message:
     )
 
 
+def owner_of(view: views.OwnerView) -> pb.Owner:
+    return pb.Owner(
+        client=view.client,
+        depth=view.depth,
+        keys=view.keys,
+        bytes=view.bytes,
+        last_sequence=view.last_sequence,
+        acked_sequence=view.acked_sequence,
+        acked_at=time_of(view.acked_at),
+        written_at=time_of(view.written_at),
+        subscribed=view.subscribed,
+        connected=view.connected,
+    )
+
+
 def messages_of(found: Iterable[views.MessageView]) -> list[pb.Message]:
     """A list of messages that a client with common limits can take: payloads beyond the limit are cut."""
     left = PAYLOADS_LIMIT

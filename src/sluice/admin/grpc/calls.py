@@ -162,6 +162,28 @@ class QueueAdmin(QueueAdminServicer):
         found = await self._desk.ask(lambda service: service.consumers(request.queue))
         return pb.ListConsumersResponse(consumers=[answers.consumer_of(view) for view in found])
 
+    # ---- exclusive queues
+
+    async def ListOwners(self, request: pb.ListOwnersRequest, context: Context) -> pb.ListOwnersResponse:
+        limit = questions.count(request.limit, questions.QUEUES, "limit")
+        found = await self._desk.ask(lambda service: service.owners(request.prefix, request.after, limit))
+        return pb.ListOwnersResponse(owners=[answers.owner_of(view) for view in found])
+
+    async def GetOwner(self, request: pb.GetOwnerRequest, context: Context) -> pb.Owner:
+        return answers.owner_of(await self._desk.ask(lambda service: service.owner(request.client)))
+
+    async def PeekOwner(self, request: pb.PeekOwnerRequest, context: Context) -> pb.PeekMessagesResponse:
+        limit = questions.count(request.limit, questions.MESSAGES, "limit")
+        size = questions.count(request.payload_bytes, questions.PAYLOAD_BYTES, "payload_bytes")
+        found = await self._desk.ask(
+            lambda service: service.peek_owner(request.client, request.start, limit, size)
+        )
+        return pb.PeekMessagesResponse(messages=answers.messages_of(found))
+
+    async def PurgeOwner(self, request: pb.PurgeOwnerRequest, context: Context) -> pb.PurgeQueueResponse:
+        done = await self._desk.ask(lambda service: service.purge_owner(request.client))
+        return pb.PurgeQueueResponse(purged=done)
+
     # ---- dead letters
 
     async def ListDeadLetters(

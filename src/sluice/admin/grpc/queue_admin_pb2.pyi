@@ -730,6 +730,70 @@ class Node(_message.Message):
     stopping: bool
     def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., build: _Optional[str] = ..., store: _Optional[str] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., now: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., connections: _Optional[int] = ..., sessions: _Optional[int] = ..., subscriptions: _Optional[int] = ..., retained: _Optional[int] = ..., queues: _Optional[int] = ..., messages: _Optional[int] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., packets_received: _Optional[int] = ..., packets_sent: _Optional[int] = ..., publishes_received: _Optional[int] = ..., publishes_sent: _Optional[int] = ..., publishes_dropped: _Optional[int] = ..., stopping: _Optional[bool] = ...) -> None: ...
 
+class ListOwnersRequest(_message.Message):
+    __slots__ = ("prefix", "after", "limit")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    prefix: str
+    after: str
+    limit: int
+    def __init__(self, prefix: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListOwnersResponse(_message.Message):
+    __slots__ = ("owners",)
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    owners: _containers.RepeatedCompositeFieldContainer[Owner]
+    def __init__(self, owners: _Optional[_Iterable[_Union[Owner, _Mapping]]] = ...) -> None: ...
+
+class GetOwnerRequest(_message.Message):
+    __slots__ = ("client",)
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    client: str
+    def __init__(self, client: _Optional[str] = ...) -> None: ...
+
+class PeekOwnerRequest(_message.Message):
+    __slots__ = ("client", "start", "limit", "payload_bytes")
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    client: str
+    start: int
+    limit: int
+    payload_bytes: int
+    def __init__(self, client: _Optional[str] = ..., start: _Optional[int] = ..., limit: _Optional[int] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
+
+class PurgeOwnerRequest(_message.Message):
+    __slots__ = ("client",)
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    client: str
+    def __init__(self, client: _Optional[str] = ...) -> None: ...
+
+class Owner(_message.Message):
+    __slots__ = ("client", "depth", "keys", "bytes", "last_sequence", "acked_sequence", "acked_at", "written_at", "subscribed", "connected")
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ACKED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ACKED_AT_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_AT_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIBED_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    client: str
+    depth: int
+    keys: int
+    bytes: int
+    last_sequence: int
+    acked_sequence: int
+    acked_at: _timestamp_pb2.Timestamp
+    written_at: _timestamp_pb2.Timestamp
+    subscribed: bool
+    connected: bool
+    def __init__(self, client: _Optional[str] = ..., depth: _Optional[int] = ..., keys: _Optional[int] = ..., bytes: _Optional[int] = ..., last_sequence: _Optional[int] = ..., acked_sequence: _Optional[int] = ..., acked_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., written_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., subscribed: _Optional[bool] = ..., connected: _Optional[bool] = ...) -> None: ...
+
 class WhoAmIRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

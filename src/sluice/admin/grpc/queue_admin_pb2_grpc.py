@@ -134,6 +134,26 @@ class QueueAdminStub:
                 request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListConsumersRequest.SerializeToString,
                 response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListConsumersResponse.FromString,
                 _registered_method=True)
+        self.ListOwners = channel.unary_unary(
+                '/sluice.admin.v1.QueueAdmin/ListOwners',
+                request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListOwnersRequest.SerializeToString,
+                response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListOwnersResponse.FromString,
+                _registered_method=True)
+        self.GetOwner = channel.unary_unary(
+                '/sluice.admin.v1.QueueAdmin/GetOwner',
+                request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.GetOwnerRequest.SerializeToString,
+                response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Owner.FromString,
+                _registered_method=True)
+        self.PeekOwner = channel.unary_unary(
+                '/sluice.admin.v1.QueueAdmin/PeekOwner',
+                request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PeekOwnerRequest.SerializeToString,
+                response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PeekMessagesResponse.FromString,
+                _registered_method=True)
+        self.PurgeOwner = channel.unary_unary(
+                '/sluice.admin.v1.QueueAdmin/PurgeOwner',
+                request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PurgeOwnerRequest.SerializeToString,
+                response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PurgeQueueResponse.FromString,
+                _registered_method=True)
         self.ListDeadLetters = channel.unary_unary(
                 '/sluice.admin.v1.QueueAdmin/ListDeadLetters',
                 request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListDeadLettersRequest.SerializeToString,
@@ -322,6 +342,32 @@ class QueueAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListOwners(self, request, context):
+        """---- exclusive compacted queues, $ECQ/...: one for each client that owns one
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetOwner(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PeekOwner(self, request, context):
+        """The last value of each key; looks without taking.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PurgeOwner(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListDeadLetters(self, request, context):
         """---- dead letters; `queue` is the queue that failed, not the one that keeps its dead
         """
@@ -494,6 +540,26 @@ def add_QueueAdminServicer_to_server(servicer, server):
                     servicer.ListConsumers,
                     request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListConsumersRequest.FromString,
                     response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListConsumersResponse.SerializeToString,
+            ),
+            'ListOwners': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListOwners,
+                    request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListOwnersRequest.FromString,
+                    response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListOwnersResponse.SerializeToString,
+            ),
+            'GetOwner': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetOwner,
+                    request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.GetOwnerRequest.FromString,
+                    response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Owner.SerializeToString,
+            ),
+            'PeekOwner': grpc.unary_unary_rpc_method_handler(
+                    servicer.PeekOwner,
+                    request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PeekOwnerRequest.FromString,
+                    response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PeekMessagesResponse.SerializeToString,
+            ),
+            'PurgeOwner': grpc.unary_unary_rpc_method_handler(
+                    servicer.PurgeOwner,
+                    request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PurgeOwnerRequest.FromString,
+                    response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PurgeQueueResponse.SerializeToString,
             ),
             'ListDeadLetters': grpc.unary_unary_rpc_method_handler(
                     servicer.ListDeadLetters,
@@ -1091,6 +1157,114 @@ class QueueAdmin:
             '/sluice.admin.v1.QueueAdmin/ListConsumers',
             sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListConsumersRequest.SerializeToString,
             sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListConsumersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListOwners(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.admin.v1.QueueAdmin/ListOwners',
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListOwnersRequest.SerializeToString,
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListOwnersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetOwner(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.admin.v1.QueueAdmin/GetOwner',
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.GetOwnerRequest.SerializeToString,
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Owner.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PeekOwner(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.admin.v1.QueueAdmin/PeekOwner',
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PeekOwnerRequest.SerializeToString,
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PeekMessagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PurgeOwner(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.admin.v1.QueueAdmin/PurgeOwner',
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PurgeOwnerRequest.SerializeToString,
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.PurgeQueueResponse.FromString,
             options,
             channel_credentials,
             insecure,

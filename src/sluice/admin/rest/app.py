@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from sluice import __version__
 from sluice.access.identity import Keyring
 from sluice.admin.desk import Desk
-from sluice.admin.rest import bulk, dead_letters, live, messages, node, pages, queues, refusals
+from sluice.admin.rest import bulk, dead_letters, live, messages, node, owners, pages, queues, refusals
 from sluice.admin.rest.bulk import BulkDoor
 from sluice.admin.rest.gate import Gate
 from sluice.admin.rest.live import LiveFeed
@@ -32,6 +32,7 @@ TAGS: Final = [
     {"name": "groups", "description": "Consumer groups, and who is in them"},
     {"name": "messages", "description": "Look at messages, publish, and follow one through its life"},
     {"name": "dead letters", "description": "What could not be processed: look, put back, throw away"},
+    {"name": "exclusive queues", "description": "The last value of each key, for one client"},
     {"name": "bulk", "description": "Ranges as Arrow streams, progress, batches that count once: for Spark"},
     {"name": "node", "description": "The server itself"},
 ]
@@ -85,7 +86,7 @@ def make_app(
     app.state.live = LiveFeed(desk)
     app.state.bulk = bulk_door if bulk_door is not None else BulkDoor()
     refusals.install(app)
-    for routes in (queues, messages, dead_letters, bulk, live, node):
+    for routes in (queues, messages, dead_letters, owners, bulk, live, node):
         app.include_router(routes.router)
     pages.install(app)
     app.openapi = _documented(app)  # type: ignore[method-assign]

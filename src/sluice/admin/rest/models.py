@@ -165,6 +165,21 @@ class Message(Shown):
     consumer: str = Field(description="Who has it, or had it last")
 
 
+class Owner(Shown):
+    """The exclusive compacted queue of one client."""
+
+    client: str = Field(description="Client id of the owner", examples=["car-1"])
+    depth: int = Field(description="Values that it has not acknowledged")
+    keys: int = Field(description="Values that are kept, acknowledged or not: one for each key")
+    bytes: int
+    last_sequence: int = Field(description="Of the last value that was written; 0 when none was")
+    acked_sequence: int = Field(description="All up to here is acknowledged")
+    acked_at: Time = Field(description="When it last acknowledged something")
+    written_at: Time
+    subscribed: bool
+    connected: bool
+
+
 class Published(Shown):
     message_id: str = Field(examples=["a-1f"])
     queue: str
@@ -294,3 +309,4 @@ QUEUES: TypeAdapter[list[Queue]] = TypeAdapter(list[Queue])
 GROUPS: TypeAdapter[list[Group]] = TypeAdapter(list[Group])
 CONSUMERS: TypeAdapter[list[Consumer]] = TypeAdapter(list[Consumer])
 MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
+OWNERS: TypeAdapter[list[Owner]] = TypeAdapter(list[Owner])

@@ -1,0 +1,185 @@
+"""Exclusive compacted queues at their size: 100,000 owners with 100 keys each, on disk.
+
+    python bench/compacted.py                               100,000 owners, 100 keys, 100 B
+    python bench/compacted.py --owners 10000 --writes 300000
+
+First every key of every owner is written once. Then keys are overwritten at random, in blocks that take turns with
+blocks of the same publishes to a work queue in the same process: bytes are fed to real connections, through codec,
+session, door, engine and the store on disk, and the CPU time of the whole process is counted, its threads and the
+kernel's copying included. Snapshots and the compaction of the log run meanwhile, and count. At the end: memory, disk
+after a sweep, and what a start takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import heapq
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+
+from path import DiskLoop, Handle, House, Line
+
+from sluice.message import Message
+from sluice.queues.owner import Owner
+
+BLOCK = 2000  # publishes of one block
+AT_ONCE = 50  # of one read
+
+
+class TimedLoop(DiskLoop):
+    """With timers, which ring when somebody turns the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._timers: list[tuple[float, int, Callable[..., object]]] = []
+        self._count = 0
+
+    def call_later(self, delay: float, function: Callable[..., object], *arguments: object) -> Handle:
+        self._count += 1
+        heapq.heappush(self._timers, (time.monotonic() + delay, self._count, function))
+        return Handle()
+
+    def run(self) -> None:
+        super().run()
+        while self._timers and self._timers[0][0] <= time.monotonic():
+            heapq.heappop(self._timers)[2]()
+            super().run()
+
+
+class DiskHouse(House):
+    loop_class = TimedLoop
+
+
+def memory() -> int:
+    with open("/proc/self/status") as status:
+        line = next(line for line in status if line.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024
+
+
+def fill(house: House, owners: int, keys: int, payload: bytes) -> None:
+    exclusive = house.engine.exclusive
+    now = house.broker.turn.begin()
+    done = 0
+    for key in range(keys):
+        for number in range(owners):
+            exclusive.publish(f"owner-{number}", Message(payload, b"", b"key/%d" % key), now)
+            done += 1
+            if done % BLOCK == 0:
+                house.broker.turn.schedule()
+                house.loop.run()
+                now = house.broker.turn.begin()
+    house.broker.turn.schedule()
+    house.loop.run()
+
+
+def block_of(line: Line, topic: Callable[[], str], payload: bytes) -> list[bytes]:
+    return [
+        b"".join(line.publish(topic(), payload, f"k{nth}") for nth in range(AT_ONCE))
+        for _ in range(BLOCK // AT_ONCE)
+    ]
+
+
+def cost(house: House, line: Line, said: list[bytes]) -> float:
+    started = time.process_time()
+    for data in said:
+        line.connection.data_received(data)
+        house.loop.run()
+    line.out = []
+    return time.process_time() - started
+
+
+def live_bytes(owners: dict[str, Owner]) -> int:
+    return sum(int(owner.bytes) for owner in owners.values())
+
+
+def sweep(house: House) -> None:
+    """The sweep, and all the room that it makes."""
+    house.engine.exclusive.due = 1.0
+    house.runner._set_timer(1.0)
+    until = time.monotonic() + 600.0
+    quiet = until
+    before = -1
+    while time.monotonic() < until:
+        house.loop.run()
+        time.sleep(0.05)
+        size = sum(house.store.segment_sizes().values())
+        if size == before and time.monotonic() > quiet:
+            return
+        if size != before:
+            before, quiet = size, time.monotonic() + 6.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--owners", type=int, default=100_000)
+    parser.add_argument("--keys", type=int, default=100)
+    parser.add_argument("--size", type=int, default=100)
+    parser.add_argument("--writes", type=int, default=2_000_000, help="overwrites after every key is there")
+    told = parser.parse_args()
+    gc.set_threshold(100_000, 50, 1000)  # as `sluice serve` has it
+    draw = random.Random(2)
+    payload = draw.randbytes(told.size)
+    count = told.owners * told.keys
+    with (
+        tempfile.TemporaryDirectory(prefix="sluice-owners-") as directory,
+        tempfile.TemporaryDirectory(prefix="sluice-work-") as other,
+    ):
+        house = DiskHouse(directory)
+        before = memory()
+        started = time.process_time()
+        fill(house, told.owners, told.keys, payload)
+        gc.collect()
+        print(f"{told.owners:,} owners x {told.keys} keys, {told.size} B")
+        print(
+            f"{'first write of each, engine alone':40s} {(time.process_time() - started) / count * 1e6:8.2f} us CPU"
+        )
+        used = memory() - before
+        print(f"{'memory':40s} {used / 2**20:8.0f} MiB  {used / count:5.0f} bytes per key")
+        gc.freeze()
+        work = DiskHouse(other)
+        mine, theirs = Line(house, "writer"), Line(work, "publisher")
+        costs: list[float] = []
+        work_costs: list[float] = []
+
+        def any_key() -> str:
+            return f"$ECQ/w/owner-{draw.randrange(told.owners)}/key/{draw.randrange(told.keys)}"
+
+        for _ in range(told.writes // BLOCK):
+            costs.append(cost(house, mine, block_of(mine, any_key, payload)))
+            work_costs.append(cost(work, theirs, block_of(theirs, lambda: "$queue/bench", payload)))
+        gc.collect()
+        for name, found in (("overwrite, exclusive queue", costs), ("enqueue, work queue", work_costs)):
+            each = [one / BLOCK * 1e6 for one in found]
+            print(
+                f"{name:40s} {statistics.median(each):8.2f} us CPU in the median block, "
+                f"{statistics.mean(each):.2f} in all, {max(each) * BLOCK / 1e3:.0f} ms the longest block"
+            )
+        ratio = statistics.median(work_costs) / statistics.median(costs)
+        whole = sum(work_costs) / sum(costs)
+        print(
+            f"{'write rate against the work queue':40s} {ratio:8.2f} x in the median block, {whole:.2f} x in all"
+        )
+        used = memory() - before
+        print(f"{'memory after the overwrites, both':40s} {used / 2**20:8.0f} MiB")
+        work.close()
+        live = live_bytes(house.engine.exclusive.owners)
+        size = sum(house.store.segment_sizes().values())
+        print(f"{'disk before the sweep':40s} {size / 2**20:8.0f} MiB  {size / live:5.2f} x of what lives")
+        sweep(house)
+        size = sum(house.store.segment_sizes().values())
+        print(f"{'disk after the sweep':40s} {size / 2**20:8.0f} MiB  {size / live:5.2f} x of what lives")
+        house.close()
+        del house, mine
+        started = time.perf_counter()
+        again = DiskHouse(directory)
+        print(f"{'start':40s} {time.perf_counter() - started:8.1f} s")
+        assert live_bytes(again.engine.exclusive.owners) == live
+        again.close()
+
+
+if __name__ == "__main__":
+    main()

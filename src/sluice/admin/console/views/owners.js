@@ -1,0 +1,233 @@
+// Exclusive compacted queues: who owns one and how far each has come; and of one owner, the last value of each key.
+
+import { api, listOf } from "../api.js";
+import { ask, notice, openDialog } from "../dialogs.js";
+import { h, replace } from "../dom.js";
+import { bytes, count, plural } from "../format.js";
+import { messageFacts, propertyTables } from "../message_parts.js";
+import { payloadView, preview } from "../payload.js";
+import { to } from "../router.js";
+import { command, empty, facts, failed, loading, pageHead, stateTag, table, tag, time } from "../widgets.js";
+
+const EVERY = 5000;
+const LIMIT = 200;
+
+export function ownersPage() {
+  const place = h("div", null, loading("owners"));
+  const said = h("span", { class: "soft", role: "status" });
+  const prefix = h("input", {
+    type: "search",
+    placeholder: "Client id begins with",
+    "aria-label": "Client id begins with",
+    spellcheck: "false",
+    oninput: () => load(),
+  });
+  const form = h("form", { class: "tools" }, prefix, said);
+  form.addEventListener("submit", (event) => event.preventDefault());
+  const page = again(load, EVERY);
+
+  async function load() {
+    try {
+      const found = listOf(await api.owners({ prefix: prefix.value, limit: LIMIT }), "owners");
+      if (!page.alive) return;
+      replace(place, found.length ? ownerTable(found) : nobody(prefix.value));
+      replace(said, found.length < LIMIT ? plural(found.length, "owner") : `the first ${count(LIMIT)}`);
+    } catch (fault) {
+      if (page.alive) replace(place, failed(fault, load));
+    }
+  }
+
+  return {
+    title: "Exclusive queues",
+    element: h("div", { class: "page" }, pageHead("Exclusive queues"), form, place),
+    destroy: page.end,
+  };
+}
+
+function ownerTable(found) {
+  return table(
+    "Owners of exclusive queues",
+    [
+      { label: "Owner" },
+      { label: "" },
+      { label: "Waiting", number: true },
+      { label: "Keys", number: true },
+      { label: "Size", number: true },
+      { label: "Last sequence", number: true },
+      { label: "Acknowledged", number: true },
+      { label: "Last acknowledged" },
+    ],
+    found.map((owner) =>
+      h(
+        "tr",
+        null,
+        h("th", { scope: "row" }, h("a", { href: to.owner(owner.client), class: "code" }, owner.client)),
+        h("td", null, whereabouts(owner)),
+        h("td", { class: "num" }, count(owner.depth)),
+        h("td", { class: "num" }, count(owner.keys)),
+        h("td", { class: "num" }, bytes(owner.bytes)),
+        h("td", { class: "num" }, count(owner.last_sequence)),
+        h("td", { class: "num" }, count(owner.acked_sequence)),
+        h("td", null, time(owner.acked_at, { age: true, none: "never" })),
+      ),
+    ),
+  );
+}
+
+function whereabouts(owner) {
+  if (!owner.connected) return tag("away");
+  return owner.subscribed ? tag("subscribed", "good") : tag("not subscribed", "warn");
+}
+
+function nobody(prefix) {
+  if (prefix) return empty("No owner matches", h("p", null, "Another beginning may."));
+  return empty(
+    "Nobody owns an exclusive queue",
+    h("p", null, "One is there from its first value on. Write one with any MQTT client:"),
+    command("mosquitto_pub -q 1 -t '$ECQ/w/car-1/speed' -m 80"),
+  );
+}
+
+export function ownerPage(app, { client }) {
+  const head = h("div", null, loading(client));
+  const place = h("div", null);
+  const page = again(load, EVERY);
+
+  async function load() {
+    try {
+      const owner = await api.owner(client);
+      const values = listOf(await api.ownerValues(client, { limit: LIMIT, payload_bytes: 400 }), "messages");
+      if (!page.alive) return;
+      replace(head, summary(owner));
+      replace(place, values.length ? valueTable(client, values) : empty("Nothing is kept for this owner"));
+    } catch (fault) {
+      if (page.alive) replace(head, failed(fault, load));
+    }
+  }
+
+  const purge = app.button("Purge", "operator", () => purgeOwner(client, load), "danger");
+  return {
+    title: client,
+    element: h(
+      "div",
+      { class: "page" },
+      pageHead(client, {
+        trail: [["Exclusive queues", to.owners()]],
+        actions: [purge],
+      }),
+      head,
+      place,
+    ),
+    destroy: page.end,
+  };
+}
+
+function summary(owner) {
+  return h(
+    "section",
+    { class: "card", "aria-label": `How far ${owner.client} has come` },
+    facts(
+      [
+        ["Owner", whereabouts(owner)],
+        ["Waiting", `${count(owner.depth)} of ${plural(owner.keys, "key")}, ${bytes(owner.bytes)}`],
+        ["Last sequence", count(owner.last_sequence)],
+        ["Last written", time(owner.written_at, { age: true })],
+        ["Acknowledged up to", count(owner.acked_sequence)],
+        ["Last acknowledged", time(owner.acked_at, { age: true, none: "never" })],
+      ],
+      "columns",
+    ),
+  );
+}
+
+function valueTable(client, values) {
+  return table(
+    `Last values of ${client}`,
+    [
+      { label: "Key" },
+      { label: "Sequence", number: true },
+      { label: "Written" },
+      { label: "State" },
+      { label: "Size", number: true },
+      { label: "Value" },
+    ],
+    values.map((value) =>
+      h(
+        "tr",
+        null,
+        h(
+          "th",
+          { scope: "row" },
+          h(
+            "button",
+            { type: "button", class: "link code", onclick: () => openValue(client, value) },
+            value.key,
+          ),
+        ),
+        h("td", { class: "num" }, count(value.sequence)),
+        h("td", null, time(value.enqueued_at)),
+        h("td", null, value.size === 0 ? tag("tombstone") : stateTag(value.state)),
+        h("td", { class: "num" }, bytes(value.size)),
+        h("td", { class: "preview-cell" }, preview(value)),
+      ),
+    ),
+  );
+}
+
+async function openValue(client, listed) {
+  const [whole] = await api
+    .ownerValues(client, { start: listed.sequence, limit: 1, payload_bytes: 1048576 })
+    .catch(() => []);
+  const value = whole?.sequence === listed.sequence ? whole : listed;
+  await openDialog({
+    title: value.key,
+    kind: "drawer",
+    body: () =>
+      h(
+        "div",
+        { class: "dialog-body" },
+        h("p", null, stateTag(value.state)),
+        payloadView(value),
+        messageFacts(value),
+        propertyTables(value),
+      ),
+  });
+}
+
+async function purgeOwner(client, load) {
+  const done = await ask({
+    title: `Purge ${client}?`,
+    text: h(
+      "p",
+      null,
+      "Every value that is kept for ",
+      h("strong", null, client),
+      " is removed, acknowledged or not. It cannot be undone. Its sequences go on where they were.",
+    ),
+    button: `Purge ${client}`,
+    danger: true,
+    act: () => api.purgeOwner(client),
+  });
+  if (done) {
+    notice(`${plural(done.purged, "value")} of ${client} removed.`);
+    await load();
+  }
+}
+
+/** Calls `load` now and every so often, until the page ends. */
+function again(load, every) {
+  const page = {
+    alive: true,
+    timer: 0,
+    end() {
+      page.alive = false;
+      clearTimeout(page.timer);
+    },
+  };
+  const next = async () => {
+    await load();
+    if (page.alive) page.timer = setTimeout(next, every);
+  };
+  queueMicrotask(next);
+  return page;
+}

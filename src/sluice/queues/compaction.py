@@ -1,0 +1,179 @@
+"""Compacted queues: of each key the last message is kept, for every group that is there and every one that will come.
+
+Compaction is a property of the queue, not another kind of it: partitions, groups, deliveries and retries are those of
+work queues. Three things differ. A message takes the place of the older one of its key, in the same frame, whoever has
+that in hand: a delivery that is under way is ended, and what its consumer says of it finds nothing any more. A message
+that every group has settled stays. And a tombstone, an empty payload, removes its key: groups that are there hear of
+it, and then it is let go.
+
+The record of a message says all that recovery needs: reading it again replaces what it replaced. So the depth of a
+compacted queue is the number of its keys, and what was replaced counts as purged in the books of a group.
+
+A key is known by its mark (`keys`); by it the queue knows the place of its last message.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mypy_extensions import i64
+
+from sluice.errors import InvalidQueueConfig, MissingKey
+from sluice.message import COMPRESSED, TOMBSTONE, Message, encode_start
+from sluice.queues import removal, settling
+from sluice.queues.cursor import SEQUENCE_BITS, SEQUENCE_MASK, Cursor
+from sluice.queues.delivery import LEASED
+from sluice.queues.journal import PURGED, Note, NoteWriter
+from sluice.queues.keys import forget_gone, place_of, remember
+from sluice.queues.partition import Partition
+from sluice.queues.queue import Queue
+from sluice.store.protocol import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from sluice.queues.engine import Engine
+
+
+# ---- in
+
+
+def publish(engine: Engine, queue: Queue, message: Message) -> None:
+    """Take a message that is small enough and no duplicate."""
+    check(queue, message)
+    if queue.depth < queue.rules.max_depth or removal.make_room(engine, queue, message):
+        append(engine, queue, message)
+
+
+def check(queue: Queue, message: Message) -> None:
+    """A captured message goes by its topic; any other must have a key. None has a turn but its own."""
+    if not message.key:
+        if not message.topic:
+            raise MissingKey(queue.name)
+        message.key = message.topic
+    if message.deliver_at or message.priority:
+        raise InvalidQueueConfig(
+            f"queue {queue.name!r} is compacted, and has neither delays nor priorities",
+            "Leave delay, deliver-at and priority out, or use a work queue",
+        )
+
+
+def append(engine: Engine, queue: Queue, message: Message) -> None:
+    """Put a message into the place of the older one of its key. One without a key, a dead letter, stands by itself."""
+    rules = queue.rules
+    payload = message.payload
+    key = engine.key_hash(queue, message.key)
+    partition = queue.place(key)
+    old = place_of(engine, queue, message.key)
+    flags: i64 = 0
+    left: i64 = len(partition.cursors)
+    if not payload and message.key:
+        if left == 0:
+            if old is not None:
+                removal.remove_for_all(engine, old[0], old[1], PURGED)
+            return
+        flags = TOMBSTONE
+    if old is not None:
+        _replace(engine, old[0], old[1])
+    now_ms: i64 = int(engine.now * 1000.0)
+    message.enqueued_at = now_ms
+    if rules.message_ttl > 0.0:
+        latest: i64 = int(engine.now + rules.message_ttl + 0.999)
+        if message.expires == 0 or message.expires > latest:
+            message.expires = latest
+    expires = message.expires
+    if rules.compress and len(payload) >= 256:
+        packed = engine.codec.compress(payload)
+        if len(packed) < len(payload):
+            payload = packed
+            flags |= COMPRESSED
+    seq = partition.next
+    start = encode_start(message)
+    address = engine.journal.add_message(
+        partition, flags, seq, key, expires, now_ms, start, payload, rules.sync
+    )
+    size: i64 = HEADER_BYTES + len(start) + len(payload)
+    partition.append(address, size, key, expires, flags, left, now_ms)
+    engine.segments.add_lasting(address, size)
+    queue.depth += 1
+    queue.bytes += size
+    queue.enqueued += 1
+    remember(engine, queue, partition, seq, message.key)
+    if queue.consumers:
+        engine.young.put(partition, seq, message)
+    if expires:
+        engine.timers.expect_expiry(partition, expires)
+
+
+# ---- out
+
+
+def _replace(engine: Engine, partition: Partition, seq: i64) -> None:
+    """A younger message of its key is here: gone from every group, from its consumers' hands too."""
+    for cursor in partition.cursors:
+        if not cursor.settled(seq) and partition.is_for(seq, cursor.group.gid):
+            lease = cursor.leases.get(int(seq))
+            if cursor.ahead:
+                engine.young.drop_ahead(cursor, seq)
+            if lease is None:
+                cursor.withdraw(seq)
+            else:
+                if lease.state == LEASED:
+                    if lease.consumer is not None:
+                        lease.consumer.taken_away(lease)
+                    settling.let_go(engine, lease, False)
+                cursor.end_out(lease)
+                removal.drop_lease(lease)
+            _pass(cursor, seq)
+            engine.after_settle(cursor)
+    _end(engine, partition, seq)
+
+
+def _pass(cursor: Cursor, seq: i64) -> None:
+    cursor.counts[PURGED] += 1
+    cursor.partition.settle_one(seq)
+    cursor.pass_over(seq, False)
+
+
+def _end(engine: Engine, partition: Partition, seq: i64) -> None:
+    partition.queue.depth -= 1
+    removal.let_go_of(engine, partition, seq)
+
+
+# ---- recovery
+
+
+def load(engine: Engine, queue: Queue, partition: Partition, seq: i64, key: bytes) -> None:
+    """A message is read that was published behind the snapshot: it replaces what it replaced then."""
+    old = place_of(engine, queue, key)
+    if old is not None:
+        home, before = old
+        for cursor in home.cursors:
+            if not cursor.settled(before) and home.is_for(before, cursor.group.gid):
+                cursor.leases.pop(before, None)
+                _pass(cursor, before)
+        _end(engine, home, before)
+    remember(engine, queue, partition, seq, key)
+
+
+def write_snapshot(out: NoteWriter, engine: Engine) -> None:
+    """Which message is the last of its key. The keys themselves are in the bodies, which a start does not read."""
+    compacted = [queue for queue in engine.queues.values() if queue.latest]
+    out.number(len(compacted))
+    for queue in compacted:
+        forget_gone(engine, queue)
+        out.number(queue.qid)
+        out.number(len(queue.latest))
+        for mark, place in queue.latest.items():
+            out.number(mark)
+            out.number(place >> SEQUENCE_BITS)
+            out.number(place & SEQUENCE_MASK)
+
+
+def load_snapshot(note: Note, queues: dict[int, Queue]) -> None:
+    for _ in range(note.number()):
+        queue = queues[int(note.number())]
+        latest: dict[int, int] = {}
+        for _ in range(note.number()):
+            mark = int(note.number())
+            pid = int(note.number())
+            latest[mark] = (pid << SEQUENCE_BITS) | int(note.number())
+        queue.latest = latest

@@ -1,0 +1,266 @@
+"""Exclusive compacted queues: the last value of each key, for one owner, on every store."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sluice.errors import MessageTooLarge, QueueFull
+from sluice.queues.journal import NoteWriter
+from sluice.queues.snapshot import OLDEST, SnapshotReader
+from tests.queues.conftest import MakeEngine
+from tests.queues.kit import EngineUnderTest, parse_rules
+from tests.queues.owners import kept, leave, seek, subscribe, write
+
+
+def test_an_owner_that_is_there_gets_a_value_at_once(engine: EngineUnderTest) -> None:
+    taker = subscribe(engine, "car-1")
+    write(engine, "car-1", b"speed", b"80")
+    assert taker.values() == [b"80"]
+
+
+def test_a_value_is_not_given_to_its_owner_before_the_store_has_it(engine: EngineUnderTest) -> None:
+    there = subscribe(engine, "car-1")
+    engine.runner.hold()
+    write(engine, "car-1", b"speed", b"80")
+    write(engine, "car-2", b"speed", b"90")
+    late = subscribe(engine, "car-2")
+    assert there.inbox == [] and late.inbox == []
+    engine.runner.release()
+    assert there.values() == [b"80"] and late.values() == [b"90"]
+
+
+def test_an_owner_that_was_away_gets_the_last_value_of_each_key_in_the_order_of_writing(
+    engine: EngineUnderTest,
+) -> None:
+    for number in range(5):
+        write(engine, "car-1", b"speed", b"%d" % number)
+        write(engine, "car-1", b"fuel/left", b"f%d" % number)
+    write(engine, "car-1", b"speed", b"last")
+    taker = subscribe(engine, "car-1")
+    assert taker.values() == [b"f4", b"last"]
+
+
+def test_an_older_value_of_a_key_is_removed_at_once(engine: EngineUnderTest) -> None:
+    for number in range(1000):
+        owner = write(engine, "car-1", b"speed", b"%d" % number, at_once=number % 50 == 0)
+    engine.settle_down()
+    assert owner.live == 1
+    assert kept(engine, "car-1") == {b"speed": b"999"}
+    assert owner.next == 1001
+
+
+def test_each_owner_counts_its_own_sequences(engine: EngineUnderTest) -> None:
+    first, second = subscribe(engine, "car-1"), subscribe(engine, "car-2")
+    write(engine, "car-1", b"a", b"1")
+    write(engine, "car-2", b"a", b"1")
+    write(engine, "car-1", b"b", b"2")
+    engine.settle_down()
+    assert first.sequences == [1, 2]
+    assert second.sequences == [1]
+
+
+@pytest.mark.parametrize("end", ["stop", "crash", "reconnect"])
+def test_what_was_acknowledged_is_not_given_again(engine: EngineUnderTest, end: str) -> None:
+    for number in range(6):
+        write(engine, "car-1", b"key-%d" % number, b"%d" % number)
+    taker = subscribe(engine, "car-1", window=3)
+    assert taker.values() == [b"0", b"1", b"2"]
+    taker.ack()
+    taker.ack()
+    if end == "reconnect":
+        leave(engine, taker)
+    elif end == "stop":
+        engine.restart()
+    else:
+        engine.crash_and_restart()
+    owner = engine.engine.exclusive.owners["car-1"]
+    assert (owner.acked, owner.depth(), owner.live) == (2, 4, 6)
+    assert owner.acked_at > 0
+    assert subscribe(engine, "car-1").take() == [b"2", b"3", b"4", b"5"]
+
+
+def test_what_was_acknowledged_out_of_turn_is_not_given_again_either(engine: EngineUnderTest) -> None:
+    for number in range(4):
+        write(engine, "car-1", b"key-%d" % number, b"%d" % number)
+    taker = subscribe(engine, "car-1")
+    taker.ack(2)
+    taker.ack(1)
+    engine.crash_and_restart()
+    again = subscribe(engine, "car-1")
+    assert again.values() == [b"0", b"3"]
+    again.ack()
+    owner = engine.engine.exclusive.owners["car-1"]
+    assert owner.acked == 3 and not owner.done
+
+
+def test_a_value_that_is_replaced_while_its_owner_has_it_holds_nothing_up(engine: EngineUnderTest) -> None:
+    taker = subscribe(engine, "car-1", window=2)
+    write(engine, "car-1", b"a", b"1")
+    write(engine, "car-1", b"b", b"2")
+    assert taker.values() == [b"1", b"2"]
+    write(engine, "car-1", b"a", b"3")
+    taker.ack(1)
+    owner = engine.engine.exclusive.owners["car-1"]
+    assert owner.acked == 2
+    taker.ack()
+    assert taker.take() == [b"3"]
+    assert owner.acked == 3 and owner.depth() == 0
+
+
+def test_an_owner_can_be_rewound_to_whatever_is_kept(engine: EngineUnderTest) -> None:
+    for number in range(5):
+        write(engine, "car-1", b"key-%d" % number, b"%d" % number)
+    taker = subscribe(engine, "car-1")
+    assert len(taker.take()) == 5
+    seek(engine, "car-1", 2)
+    assert taker.values() == [b"2", b"3", b"4"]
+    engine.crash_and_restart()
+    assert subscribe(engine, "car-1").take() == [b"2", b"3", b"4"]
+
+
+def test_an_acknowledgement_from_before_a_rewind_does_not_count(engine: EngineUnderTest) -> None:
+    for number in range(3):
+        write(engine, "car-1", b"key-%d" % number, b"%d" % number)
+    taker = subscribe(engine, "car-1")
+    taker.ack()
+    before = taker.epoch
+    seek(engine, "car-1", 0)
+    engine.engine.exclusive.ack(taker, 1, before, engine.loop.now)
+    engine.settle_down()
+    assert engine.engine.exclusive.owners["car-1"].acked == 0
+
+
+def test_a_tombstone_is_given_to_the_owner_and_then_forgotten(engine: EngineUnderTest) -> None:
+    write(engine, "car-1", b"a", b"1")
+    write(engine, "car-1", b"b", b"2")
+    owner = write(engine, "car-1", b"a", b"")
+    taker = subscribe(engine, "car-1")
+    assert taker.take() == [b"2", b""]
+    assert kept(engine, "car-1") == {b"b": b"2"}
+    engine.crash_and_restart()
+    assert kept(engine, "car-1") == {b"b": b"2"}
+    assert owner.tombstones == 0
+
+
+def test_what_is_older_than_the_retention_is_swept_out(engine: EngineUnderTest) -> None:
+    engine.engine.exclusive.rules.retention = 3600.0
+    write(engine, "car-1", b"old", b"1")
+    engine.advance(minutes=50)
+    write(engine, "car-1", b"young", b"2")
+    engine.advance(minutes=15)
+    assert kept(engine, "car-1") == {b"young": b"2"}
+    engine.crash_and_restart()
+    assert kept(engine, "car-1") == {b"young": b"2"}
+
+
+def test_an_owner_of_whom_nothing_is_left_is_forgotten_and_its_sequences_are_not_used_again(
+    engine: EngineUnderTest,
+) -> None:
+    engine.engine.exclusive.rules.retention = 3600.0
+    for number in range(7):
+        write(engine, "car-1", b"key", b"%d" % number)
+    engine.advance(hours=4)
+    assert engine.engine.exclusive.owners == {}
+    engine.crash_and_restart()
+    assert engine.engine.exclusive.owners == {}
+    taker = subscribe(engine, "car-1")
+    write(engine, "car-1", b"key", b"again")
+    assert taker.values() == [b"again"]
+    assert taker.sequences == [8]
+
+
+def test_a_purge_takes_every_value_and_keeps_the_place(engine: EngineUnderTest) -> None:
+    for number in range(5):
+        write(engine, "car-1", b"key-%d" % number, b"%d" % number)
+    owner = engine.engine.exclusive.owners["car-1"]
+    assert engine.engine.exclusive.purge(owner, engine.loop.now) == 5
+    engine.settle_down()
+    engine.crash_and_restart()
+    assert kept(engine, "car-1") == {}
+    taker = subscribe(engine, "car-1")
+    write(engine, "car-1", b"key-1", b"new")
+    assert taker.values() == [b"new"]
+    assert taker.sequences == [6]
+
+
+def test_a_value_that_is_too_large_or_one_key_too_many_is_not_kept(engine: EngineUnderTest) -> None:
+    rules = engine.engine.exclusive.rules
+    rules.max_message_size = 10
+    rules.max_keys = 2
+    with pytest.raises(MessageTooLarge):
+        write(engine, "car-1", b"a", b"x" * 11)
+    assert engine.engine.exclusive.owners == {}
+    write(engine, "car-1", b"a", b"1")
+    write(engine, "car-1", b"b", b"2")
+    with pytest.raises(QueueFull):
+        write(engine, "car-1", b"c", b"3")
+    write(engine, "car-1", b"a", b"4")
+    assert kept(engine, "car-1") == {b"a": b"4", b"b": b"2"}
+
+
+def test_a_value_whose_time_is_over_is_not_given(engine: EngineUnderTest) -> None:
+    write(engine, "car-1", b"a", b"short", ttl=10)
+    write(engine, "car-1", b"b", b"long", ttl=1000)
+    engine.advance(seconds=60)
+    assert subscribe(engine, "car-1").take() == [b"long"]
+
+
+def test_an_owner_of_many_keys_finds_each_of_them(engine: EngineUnderTest) -> None:
+    chance = random.Random(3)
+    expected: dict[bytes, bytes] = {}
+    for step in range(3000):
+        key = b"key/%d" % chance.randrange(700)
+        expected[key] = b"%d" % step
+        write(engine, "car-1", key, expected[key], at_once=step % 500 == 0)
+    engine.settle_down()
+    assert kept(engine, "car-1") == expected
+    engine.crash_and_restart()
+    assert kept(engine, "car-1") == expected
+    assert subscribe(engine, "car-1", window=7).take() == sorted(expected.values(), key=int)
+
+
+def test_the_disk_holds_no_more_than_twice_what_lives(make: MakeEngine) -> None:
+    """Segments of a megabyte, values of about 2 KB: forty times overwritten at random, then left alone."""
+    bench = make(cache_bytes=0)
+    chance = random.Random(7)
+    expected: dict[bytes, bytes] = {}
+    for step in range(8000):
+        key = b"%d" % chance.randrange(1000)
+        expected[key] = b"%d:" % step + b"x" * 2000
+        write(bench, "car-%d" % (int(key) % 5), key, expected[key], at_once=step % 20 == 0)
+    for _ in range(10):
+        bench.advance(minutes=1)
+    live = sum(int(owner.bytes) for owner in bench.engine.exclusive.owners.values())
+    assert sum(bench.store.segment_sizes().values()) <= 1.5 * live + (1 << 20)  # and the segment that is open
+    bench.crash_and_restart()
+    found: dict[bytes, bytes] = {}
+    for number in range(5):
+        found |= kept(bench, "car-%d" % number)
+    assert found == expected
+
+
+def test_the_disk_does_not_grow_while_values_are_written_without_a_pause(make: MakeEngine) -> None:
+    """Old segments lose a little all the time, and never the last of it: nobody waits for that."""
+    bench = make(cache_bytes=0)
+    chance = random.Random(9)
+    most = 0
+    for _ in range(15):
+        for _ in range(2000):
+            write(bench, "car-1", b"%d" % chance.randrange(3000), b"x" * 800, at_once=False)
+        bench.advance(seconds=1)
+        most = max(most, sum(bench.store.segment_sizes().values()))
+    assert most <= 1.8 * int(bench.engine.exclusive.owners["car-1"].bytes)
+
+
+def test_a_snapshot_without_exclusive_queues_is_still_read(engine: EngineUnderTest) -> None:
+    """Stores of the version before are opened as they are."""
+    out = NoteWriter(OLDEST)
+    for _ in range(3):
+        out.number(9)
+    engine.engine.keeping.write_snapshot(out)
+    engine.engine.batches.write_snapshot(out, 0.0)
+    out.number(0)
+    SnapshotReader(engine.engine, parse_rules).read(out.value())
+    assert engine.engine.next_qid == 9
