@@ -3,7 +3,7 @@
     from sluice.spark import session
 
     spark = session()                                   # local[*,3]; or any builder of your own: Spark finds the format
-    letters = spark.read.format("sluice").option("subscribe", "tasks/image.dlq").load()
+    letters = spark.read.format("sluice").option("subscribe", "dlq/tasks/image").load()
     letters.groupBy("reason").count().show()
 
     stream = spark.readStream.format("sluice").option("subscribe", "tasks/image").option("group", "archive").load()

@@ -18,12 +18,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
-import pyarrow as pa
-
 from sluice.spark.faults import BrokerGone, InvalidOption, Refused, StreamCut
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ROOT: Final = "/api/v1"
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -147,6 +148,8 @@ class Door:
         self, queue: str, partition: int, start: int, end: int, columns: list[str], lenient: bool = False
     ) -> Iterator[pa.RecordBatch]:
         """The kept messages of a range, once and without a second try: `StreamCut` says that the rest is missing."""
+        import pyarrow as pa  # whoever only asks for progress can do without
+
         query = urlencode(
             {
                 "start": start,

@@ -210,7 +210,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 _POSITIONS: Final = (
-    'earliest, latest, JSON such as {"tasks/image": {"0": 120, "1": -2}} (-2 earliest, -1 latest)'
+    'earliest, latest, group, or JSON such as {"tasks/image": {"0": 120, "1": -2}} (-2 earliest, -1 latest)'
 )
 _TIMES: Final = (
     "Give a time such as 2030-01-31T12:00:00Z (UTC unless it names a zone), or milliseconds since 1970"

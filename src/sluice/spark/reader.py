@@ -53,7 +53,8 @@ class BatchReader(DataSourceReader):
 
 class NarrowingReader(BatchReader):
     """One that takes filters. A class of its own, because Spark refuses a reader that could take them while its
-    setting is off."""
+    setting is off; and only if asked for, because Spark keeps the last plan of a `load()` for every query on it, so
+    that one with a filter spoils the others (docs/spark.md, traps)."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 Spark's name
         """Filters narrow what is fetched; Spark still applies every one, so that a bound need not be sharp."""

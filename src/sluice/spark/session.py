@@ -19,7 +19,7 @@ SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"  # spark-submit has started us, and Ja
 
 
 def session(app: str = "sluice", master: str = "", **settings: str) -> SparkSession:
-    """Start Spark, or take the session that runs. `settings` are Spark's own, with `_` for `.`, or given as a dict:
+    """Start Spark, or take the session that runs. `settings` are Spark's own:
     `session(**{"spark.executor.memory": "4g"})`. Under spark-submit the master is the one that it was told."""
     try:
         from pyspark.sql import SparkSession
@@ -33,16 +33,12 @@ def session(app: str = "sluice", master: str = "", **settings: str) -> SparkSess
         check_java()
     chosen = master or ("" if submitted else MASTER)
     builder = SparkSession.builder.appName(app)
-    told = {
-        "spark.sql.python.filterPushdown.enabled": "true",
-        "spark.ui.showConsoleProgress": "false",  # it writes over whatever else a program says
-    }
+    told = {"spark.ui.showConsoleProgress": "false"}  # it writes over whatever else a program says
     if chosen:
         builder = builder.master(chosen)
         if chosen.startswith("local"):
             # Nobody outside has business with a driver that has no executors, and a host name may lead nowhere.
             told |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    told |= {name.replace("_", "."): value for name, value in settings.items()}
-    for name, value in told.items():
+    for name, value in {**told, **settings}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
