@@ -12,12 +12,24 @@ from typing import Annotated, Final
 import typer
 
 from sluice import __version__
-from sluice.cli import access, consume, diagnosis, dlq, groups, messages, nodes, publish, queues, top
+from sluice.cli import (
+    access,
+    consume,
+    diagnosis,
+    dlq,
+    groups,
+    messages,
+    nodes,
+    pipeline,
+    publish,
+    queues,
+    top,
+)
 from sluice.cli.serving import build, serve
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 refused or failed, 2 wrong command, 3 not found, 4 not reachable, "
-    "5 doctor or verify found something wrong."
+    "5 doctor, verify or an audit found something wrong."
 )
 
 # Rich tracebacks print local variables, and with them passwords.
@@ -56,6 +68,7 @@ _PARTS: Final = (
     ("Queues and groups", (queues, groups)),
     ("Messages", (publish, consume, messages, dlq)),
     ("What is going on", (diagnosis, top, nodes)),
+    ("Spark", (pipeline,)),
     ("Who may come in", (access,)),
 )
 for _panel, _modules in _PARTS:
