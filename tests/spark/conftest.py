@@ -120,7 +120,7 @@ class House:
         """How many messages are kept."""
         return int(self.api.get(f"/queues/{queue or self.queue}/stats").json()["depth"])
 
-    async def reject(self, payload: bytes, **wishes: str) -> None:
+    async def reject(self, payload: bytes, description: str = "no good", **wishes: str) -> None:
         """Publish, and let a worker of group w reject it: a dead letter."""
         mqtt = self.broker.mqtt
         version = aiomqtt.ProtocolVersion.V5
@@ -130,7 +130,7 @@ class House:
             worker = Worker(client, self.queue)
             await worker.join(consumer_group="w")
             await publish(client, self.queue, payload, **wishes)
-            await worker.settle("reject", await worker.next(), description="no good")
+            await worker.settle("reject", await worker.next(), description=description)
 
     # ---- the source without Java
 
