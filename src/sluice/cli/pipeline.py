@@ -13,11 +13,11 @@ import typer
 
 from sluice.cli.completion import complete_queue
 from sluice.cli.failures import SOMETHING_WRONG, wrong_command
+from sluice.cli.findings import show_causes, show_flow, show_repair, show_verdict
 from sluice.cli.options import Yes
-from sluice.cli.output import BAD, FAINT, GOOD, Column, facts, styled, table
 from sluice.cli.remote import Visit, command
 from sluice.cli.sparking import check_queue, counted, leave, need_spark, queues_of, spark_for, speed, the_only
-from sluice.cli.wording import count, duration, one_line, plural
+from sluice.cli.wording import duration, plural
 from sluice.notation import parse_duration
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ app = typer.Typer(
     help="Spark on queues: archive, report, repair, transform, audit. Needs `pip install sluice\\[spark]` and Java 17.",
 )
 PANEL: Final = "Spark"
-SHOWN: Final = 20
 
 Queue = Annotated[
     str,
@@ -55,7 +54,6 @@ DropEmpty = Annotated[bool, typer.Option("--drop-empty", help="An empty payload 
 Where = Annotated[str, typer.Option(metavar="EXPR", help="Only rows for which this SQL is true.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
 Report = Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Write the report, one HTML file.")]
-Side = Annotated[str, typer.Option(metavar="SOURCE")]
 Master = Annotated[
     str,
     typer.Option(
@@ -74,12 +72,6 @@ Conf = Annotated[
 
 def add_to(root: typer.Typer, panel: str) -> None:
     root.add_typer(app, name="pipeline", rich_help_panel=panel)
-
-
-@app.command("script")
-def script() -> None:
-    """The file to give to spark-submit, in place of `sluice pipeline`."""
-    print(Path(__file__).with_name("spark_submit.py"))
 
 
 @command(app, "archive")
@@ -160,7 +152,7 @@ def dead_letters(
             page.save(pipeline.report(found, queue or "all queues"), to)
     if visit.answered({**found.summary(), "report": None if to is None else str(to)}):
         return
-    _show_causes(visit, found.summary())
+    show_causes(visit, found.summary())
     if to is not None:
         visit.out.show(f"Report: {to}")
 
@@ -197,10 +189,10 @@ def redrive(
         total, some = pipeline.preview(pipeline.repaired(letters, where, changes or (), sql), letters)
         if dry_run:
             if not visit.answered({"would_put_back": total, "letters": some}):
-                _show_repair(visit, total, some)
+                show_repair(visit, total, some)
             return
         if not visit.as_json and not yes:
-            _show_repair(visit, total, some)
+            show_repair(visit, total, some)
         if total:
             visit.out.confirm(f"Put {plural(total, 'dead letter')} back?", yes)
         with counted(visit, "putting back", total) as tell:
@@ -455,7 +447,7 @@ def flow(
         told = pipeline.summary(found, window)
     if visit.answered({**told, "report": None if to is None else str(to)}):
         return
-    _show_flow(visit, found[-SHOWN:])
+    show_flow(visit, found)
     if to is not None:
         visit.out.show(f"Report: {to}")
 
@@ -470,10 +462,10 @@ def audit(
             help="What was published: queue:NAME, json:, csv: or parquet:PATH, or an archive's DIR.",
         ),
     ],
-    acked: Side = "",
-    dead: Side = "",
-    waiting: Side = "",
-    archived: Side = "",
+    acked: Annotated[str, typer.Option(metavar="SOURCE", help="What was done, as the workers tell it.")] = "",
+    dead: Annotated[str, typer.Option(metavar="SOURCE", help="Dead letters.")] = "",
+    waiting: Annotated[str, typer.Option(metavar="SOURCE", help="What is still to be done.")] = "",
+    archived: Annotated[str, typer.Option(metavar="SOURCE", help="An archive.")] = "",
     master: Master = "",
     conf: Conf = None,
 ) -> None:
@@ -483,19 +475,26 @@ def audit(
     """
     need_spark()
     given = {"published": published, "acked": acked, "dead": dead, "waiting": waiting, "archived": archived}
-    with spark_for(visit, "audit", master, conf) as spark:
+    # Many small pieces rather than few large ones: what a task holds must fit into memory, or is spilled.
+    with spark_for(visit, "audit", master, conf, **{"spark.sql.shuffle.partitions": "64"}) as spark:
         from sluice.spark.pipelines import audit as pipeline
 
         queues = queues_of(visit)
         sides = {name: pipeline.side_of(spark, queues, source) for name, source in given.items() if source}
         verdict = pipeline.judge(sides)
     if not visit.answered(verdict.summary()):
-        _show_verdict(visit, verdict.summary(), pipeline.FAULTS)
+        show_verdict(visit, verdict.summary(), pipeline.FAULTS)
     if not verdict.is_good:
         leave(SOMETHING_WRONG)
 
 
-# ---- running and showing
+@app.command("script")
+def script() -> None:
+    """The file to give to spark-submit, in place of `sluice pipeline`."""
+    print(Path(__file__).with_name("spark_submit.py"))
+
+
+# ---- running
 
 
 def _run(
@@ -519,88 +518,6 @@ def _report_stream(visit: Visit, done: Progress, words: str, more: dict[str, Any
     visit.out.show(f"{words.format(plural(done.rows, 'message'))} ({', '.join(parts)}).")
     if more["lag"]:
         visit.out.note(f"{plural(more['lag'], 'message')} came in meanwhile and wait for the next run.")
-
-
-def _show_causes(visit: Visit, told: dict[str, Any]) -> None:
-    if not told["letters"]:
-        visit.out.show("No dead letters.")
-        return
-    columns = [Column("letters", number=True), Column("queue"), Column("reason", style=BAD)]
-    columns += [Column("groups"), Column("since"), Column("latest"), Column("what was said", cut=True)]
-    rows = [
-        [
-            count(one["letters"]),
-            one["queue"],
-            one["reason"],
-            ", ".join(one["groups"]),
-            _short_time(one["since"]),
-            _short_time(one["until"]),
-            one["cause"],
-        ]
-        for one in told["causes"][:SHOWN]
-    ]
-    visit.out.show(table(columns, rows, visit.out.width))
-    causes = plural(len(told["causes"]), "cause")
-    visit.out.show(styled(f"{plural(told['letters'], 'dead letter')}, {causes}", style="bold"))
-
-
-def _show_repair(visit: Visit, total: int, some: list[dict[str, Any]]) -> None:
-    columns = [Column("dead letter"), Column("to"), Column("", style=FAINT), Column("payload", cut=True)]
-    rows: list[list[str]] = []
-    for one in some:
-        before, after = (
-            one_line(text, len(text or ""), visit.out.payload_width) for text in (one["before"], one["after"])
-        )
-        rows += [[one["letter"], one["queue"] or "?", "is", before]]
-        rows += [["", "", "becomes", after]] if before != after else []
-    if rows:
-        visit.out.show(table(columns, rows, visit.out.width))
-    visit.out.show(styled(f"{plural(total, 'dead letter')} in all", style="bold"))
-
-
-def _show_flow(visit: Visit, rows: list[Row]) -> None:
-    if not rows:
-        visit.out.show("Nothing has come through.")
-        return
-    heads = ("messages", "bytes", "p50", "p90", "p99", "slowest")
-    columns = [Column("window"), Column("queue"), *(Column(head, number=True) for head in heads)]
-    shown = [
-        [
-            _short_time(one["start"].isoformat()),
-            one["queue"],
-            count(one["messages"]),
-            count(one["bytes"] or 0),
-            *("" if one[name] is None else duration(one[name]) for name in ("p50", "p90", "p99", "slowest")),
-        ]
-        for one in rows
-    ]
-    visit.out.show(table(columns, shown, visit.out.width))
-
-
-def _show_verdict(visit: Visit, told: dict[str, Any], words: dict[str, str]) -> None:
-    visit.out.show(facts([(name, count(number)) for name, number in told["ids"].items()]))
-    columns = [
-        Column("found", number=True),
-        Column("what"),
-        Column("meaning", style=FAINT),
-        Column("such as", cut=True),
-    ]
-    rows = [
-        [
-            styled(count(number), BAD if number else GOOD),
-            name,
-            words[name],
-            ", ".join(told["examples"].get(name, [])),
-        ]
-        for name, number in told["faults"].items()
-    ]
-    visit.out.show(table(columns, rows, visit.out.width))
-    good, bad = "Nothing is missing, nothing is double.", "Something is wrong."
-    visit.out.show(styled(good if told["ok"] else bad, GOOD if told["ok"] else BAD))
-
-
-def _short_time(text: str | None) -> str:
-    return "" if text is None else text[:19].replace("T", " ")
 
 
 def _spark_time(flag: str, text: str) -> str:

@@ -90,7 +90,7 @@ FAULTS: Final = {
 
 
 def judge(sides: Mapping[str, DataFrame], examples: int = EXAMPLES) -> Verdict:
-    """Find what is missing and what is double. A second pass, for examples, is made only where something is wrong."""
+    """Find what is missing and what is double. Only where something is wrong, a second pass looks for the ids."""
     _check(sides)
     verdict = Verdict([name for name in SIDES if name in sides])
     counts = reconcile(sides)
@@ -101,13 +101,19 @@ def judge(sides: Mapping[str, DataFrame], examples: int = EXAMPLES) -> Verdict:
     ).collect()[0]
     verdict.ids = {name: told[name] for name in verdict.known}
     verdict.faults = {name: told[f"is {name}"] for name in conditions}
-    if verdict.faults.get("archived twice"):
-        _look_closer(sides["archived"], counts, verdict)
-    for name, test in conditions.items():
-        if verdict.faults[name] and name not in verdict.examples:
-            verdict.examples[name] = sorted(
-                one["id"] for one in counts.where(test).select("id").limit(examples).collect()
+    if not verdict.is_good:
+        wrong = counts.where(reduce(lambda one, other: one | other, conditions.values())).persist()
+        if verdict.faults.get("archived twice") and "place" in sides["archived"].columns:
+            double = _double(sides["archived"], wrong.where(conditions["archived twice"]).select("id"))
+            verdict.faults["archived twice"] = double.count()
+            conditions["archived twice"] = f.col("id").isin(
+                [one["id"] for one in double.limit(examples).collect()]
             )
+        for name, test in conditions.items():
+            if verdict.faults[name]:
+                some = wrong.where(test).select("id").limit(examples).collect()
+                verdict.examples[name] = sorted(one["id"] for one in some)
+        wrong.unpersist()
     return verdict
 
 
@@ -137,18 +143,11 @@ def _conditions(sides: Mapping[str, DataFrame]) -> dict[str, Column]:
     return tests
 
 
-def _look_closer(archived: DataFrame, counts: DataFrame, verdict: Verdict) -> None:
+def _double(archived: DataFrame, suspects: DataFrame) -> DataFrame:
     """Two rows of one id are no fault where they are two messages: one that died and was put back, or was published
     again. Only rows from one and the same place in the queue are double; few ids come into question."""
-    if "place" not in archived.columns:
-        return
-    suspects = counts.where("archived > 1").select("id")
-    double = archived.join(suspects, "id", "left_semi").groupBy("id", "place").count().where("count > 1")
-    found = double.groupBy("id").count().select("id")
-    verdict.faults["archived twice"] = found.count()
-    verdict.examples["archived twice"] = sorted(one["id"] for one in found.limit(EXAMPLES).collect())
-    if not verdict.examples["archived twice"]:
-        del verdict.examples["archived twice"]
+    rows = archived.join(suspects, "id", "left_semi").groupBy("id", "place").count()
+    return rows.where("count > 1").select("id").distinct()
 
 
 def side_of(spark: SparkSession, queues: Queues, source: str) -> DataFrame:

@@ -20,7 +20,7 @@ HEIGHT: Final = 220
 TOP, RIGHT, BOTTOM, LEFT = 10, 14, 24, 56
 TONES: Final = 8
 MARKS: Final = 8  # under an axis
-STEPS: Final = (1, 5, 10, 30, 60, 300, 600, 900, 1800, 3600, 10_800, 21_600, 43_200, 86_400, 604_800, 2_592_000)
+STEPS: Final = (1, 5, 10, 30, 60, 300, 900, 1800, 3600, 10_800, 21_600, 86_400, 604_800, 2_592_000)
 
 
 @dataclass(frozen=True)
