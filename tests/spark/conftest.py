@@ -6,7 +6,7 @@ Most of what a source does can be seen without Java: `house.read(...)` does what
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,10 @@ import aiomqtt
 import httpx
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import InputPartition
 
 from sluice.spark import Door, Where, session
-from sluice.spark.offsets import Range
+from sluice.spark.offsets import Range, Task
 from sluice.spark.source import SluiceSource
 from tests.admin.living import Worker, publish
 from tests.brokers import Broker, same_build
@@ -69,6 +70,10 @@ def house(running: Broker) -> Iterator[House]:
     house = House(running, f"q{next(_names)}")
     yield house
     house.close()
+
+
+def ranges_of(tasks: Sequence[InputPartition]) -> list[list[Range]]:
+    return [list(task.ranges) for task in tasks if isinstance(task, Task)]
 
 
 class House:
@@ -143,10 +148,10 @@ class House:
     def source(self, **options: str) -> SluiceSource:
         return SluiceSource(self.options(**options))
 
-    def plan(self, **options: str) -> list[Range]:
-        """The ranges of a batch read."""
+    def plan(self, **options: str) -> list[list[Range]]:
+        """The ranges of each task of a batch read."""
         source = self.source(**options)
-        return list(source.reader(source.schema()).partitions())  # type: ignore[arg-type]
+        return ranges_of(source.reader(source.schema()).partitions())
 
     def read(self, **options: str) -> list[dict[str, Any]]:
         """The rows of a batch read."""

@@ -14,14 +14,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sluice.spark import session
+from sluice.spark import Where, session
+from sluice.spark.pipelines import archive, transform
+from sluice.spark.pipelines.queues import Queues
+from sluice.spark.pipelines.tables import open_table
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 SOURCE, TARGET = "crash/from", "crash/to"
 MOVER, ARCHIVE = "mover", "archive"
+ROWS, AT_ONCE = 100, "0 seconds"
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
@@ -34,30 +38,31 @@ SETTINGS = {
 class Streams:
     def __init__(self, folder: Path, url: str, spark: SparkSession) -> None:
         self._folder = folder
-        self._url = url
+        self._queues = Queues(Where(url))
         self._spark = spark
         self._running: dict[str, StreamingQuery] = {}
 
-    def _read(self, group: str) -> DataFrame:
-        options = {"url": self._url, "subscribe": SOURCE, "group": group, "maxOffsetsPerTrigger": "100"}
-        return (
-            self._spark.readStream.format("sluice")
-            .options(**options)
-            .schema("key binary, value binary")
-            .load()
+    def _move(self) -> StreamingQuery:
+        return transform.start(
+            self._spark,
+            self._queues,
+            SOURCE,
+            TARGET,
+            self._folder / "moving",
+            lambda messages: messages.select("key", "value"),
+            group=MOVER,
+            every=AT_ONCE,
+            rows_per_batch=ROWS,
         )
 
-    def _move(self) -> StreamingQuery:
-        options = {"url": self._url, "queue": TARGET, "checkpointLocation": str(self._folder / "moving")}
-        return self._read(MOVER).writeStream.format("sluice").options(**options).start()
-
     def _archive(self) -> StreamingQuery:
-        stream = self._read(ARCHIVE).writeStream.format("parquet")
-        return stream.option("checkpointLocation", str(self._folder / "archiving")).start(self.table)
+        return archive.start(
+            self._spark, self._queues, SOURCE, self.table, group=ARCHIVE, every=AT_ONCE, rows_per_batch=ROWS
+        )
 
     @property
-    def table(self) -> str:
-        return str(self._folder / "table")
+    def table(self) -> Path:
+        return self._folder / "table"
 
     def keep_running(self) -> None:
         """What has failed is started again, from its checkpoint."""
@@ -75,7 +80,7 @@ class Streams:
     def end(self) -> None:
         for query in self._running.values():
             query.stop()
-        rows = self._spark.read.parquet(self.table).selectExpr("cast(value AS string)").collect()
+        rows = open_table(self.table).read(self._spark).selectExpr("cast(value AS string)").collect()
         (self._folder / "table.part").write_text(json.dumps([row.value for row in rows]))
         (self._folder / "table.part").rename(self._folder / "table.json")
 

@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.spark.faults import InvalidOption
-from sluice.spark.offsets import Range, Sequences, admit, from_json, ranges_between, split, to_json
+from sluice.spark.offsets import (
+    TASK_ROWS,
+    Range,
+    Sequences,
+    admit,
+    from_json,
+    ranges_between,
+    split,
+    tasks_for,
+    to_json,
+)
 
 places = st.tuples(st.sampled_from(["a", "b/c", "ü"]), st.integers(0, 12))
 sequences = st.dictionaries(places, st.integers(0, 10_000))
@@ -56,6 +66,16 @@ def test_ranges_hold_every_sequence_once(start: Sequences, more: Sequences, leas
         assert covered == list(range(start.get(place, 0), last))
     assert split(whole, least) == parts
     assert len(parts) >= min(least // 2, sum(one.end - one.start for one in whole))
+
+
+@given(sequences)
+def test_short_ranges_share_a_task_and_none_is_left_out(found: Sequences) -> None:
+    ranges = ranges_between({}, found, False)
+    tasks = tasks_for(ranges, 0)
+    assert [one for task in tasks for one in task.ranges] == ranges
+    sizes = [sum(one.end - one.start for one in task.ranges) for task in tasks]
+    assert all(size <= TASK_ROWS or len(task.ranges) == 1 for size, task in zip(sizes, tasks))
+    assert [len(task.ranges) for task in tasks_for(ranges, 1)] == [1] * len(ranges)
 
 
 def test_what_is_new_or_made_again_is_read_from_its_beginning() -> None:

@@ -33,7 +33,7 @@ async def test_the_programs_of_the_guide_do_what_they_say(
             exec(text, page)
     assert page["spark"] is spark
     rows = spark.read.parquet(str(tmp_path / "images")).collect()
-    assert sorted(row.text for row in rows) == ["cat.jpg", "cat.jpgg", "dog.bmp"]
-    assert sorted(house.values(subscribe="tasks/loud")) == ["CAT.JPG", "CAT.JPGG", "DOG.BMP"]
+    assert [row.text for row in rows] == ["cat.jpg"]
+    assert house.values(subscribe="tasks/loud") == ["CAT.JPG"]
     assert (house.lag("archive"), house.lag("mover")) == (0, 0)
     house.close()

@@ -20,6 +20,9 @@ from pyspark.sql.datasource import InputPartition
 from sluice.spark.faults import InvalidOption
 
 VERSION: Final = 1
+TASK_ROWS: Final = (
+    2000  # what is read as fast by one task as by several: a task costs some 40 ms of CPU to begin
+)
 Place = tuple[str, int]  # queue and partition
 Sequences = dict[Place, int]
 
@@ -49,8 +52,8 @@ def from_json(offset: Mapping[str, Any]) -> Sequences:
 
 
 @dataclass(frozen=True)
-class Range(InputPartition):
-    """What one task reads. `lenient`: what is not kept any more is left out, and no loss."""
+class Range:
+    """A part of a partition. `lenient`: what is not kept any more is left out, and no loss."""
 
     queue: str
     partition: int
@@ -88,6 +91,28 @@ def split(ranges: list[Range], least: int) -> list[Range]:
         cuts = [one.start + length * nth // pieces for nth in range(pieces + 1)]
         found += [Range(one.queue, one.partition, first, last, one.lenient) for first, last in pairwise(cuts)]
     return found
+
+
+@dataclass(frozen=True)
+class Task(InputPartition):
+    """What one task reads, one range after the other."""
+
+    ranges: tuple[Range, ...]
+
+
+def tasks_for(ranges: list[Range], least: int) -> list[Task]:
+    """One task for each range; but short neighbours share one, unless the user wants `least` tasks."""
+    if least:
+        return [Task((one,)) for one in split(ranges, least)]
+    found: list[list[Range]] = []
+    room = 0
+    for one in ranges:
+        room -= one.end - one.start
+        if not found or room < 0:
+            found.append([])
+            room = TASK_ROWS - (one.end - one.start)
+        found[-1].append(one)
+    return [Task(tuple(some)) for some in found]
 
 
 def admit(start: Mapping[Place, int], latest: Mapping[Place, int], most: int) -> Sequences:

@@ -9,10 +9,10 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from sluice.spark import planning
 from sluice.spark.door import Door
-from sluice.spark.offsets import Range, Sequences, ranges_between, split
+from sluice.spark.offsets import Sequences, Task, ranges_between, tasks_for
 from sluice.spark.options import EARLIEST, ReadOptions
 from sluice.spark.pushdown import Bounds
-from sluice.spark.rows import read_range
+from sluice.spark.rows import read_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,12 +43,12 @@ class BatchReader(DataSourceReader):
             if one.end > first[one.queue, one.partition]  # an end before the beginning is an empty range here
         ]
         ranges = [one for part in ranges for one in self._bounds.narrow(part)]
-        return list(split(ranges, options.min_partitions))
+        return tasks_for(ranges, options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, Range):
+        if not isinstance(partition, Task):
             return iter(())  # how Spark says that there are no partitions
-        return read_range(self._options.where, self._names, partition)
+        return read_task(self._options.where, self._names, partition)
 
 
 class NarrowingReader(BatchReader):

@@ -30,9 +30,9 @@ from sluice.errors import SluiceError
 from sluice.spark import planning
 from sluice.spark.door import Door, QueueOffsets
 from sluice.spark.faults import DataLost, InvalidOption, Refused
-from sluice.spark.offsets import Range, Sequences, admit, from_json, ranges_between, split, to_json
+from sluice.spark.offsets import Sequences, Task, admit, from_json, ranges_between, tasks_for, to_json
 from sluice.spark.options import EARLIEST, LATEST, ReadOptions
-from sluice.spark.rows import read_range
+from sluice.spark.rows import read_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -103,7 +103,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         options = self._options
         ranges = ranges_between(from_json(start), from_json(end), not options.fail_on_data_loss)
-        return split(ranges, options.min_partitions)
+        return tasks_for(ranges, options.min_partitions)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._settle(from_json(end))
@@ -116,8 +116,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- what the executors do
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Range)
-        return read_range(self._options.where, self._names, partition)
+        assert isinstance(partition, Task)
+        return read_task(self._options.where, self._names, partition)
 
     # ---- looking
 
