@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import Broker, same_build
+from tests.brokers import Broker, StartBroker, same_build
 from tests.services import NODE_MODULES, need_node_package, need_program
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -117,3 +117,29 @@ def test_consumer_mqttjs(broker: Broker) -> None:
     need_node_package("mqtt")
     said = run(broker, "consumer_mqttjs.js")
     assert sorted(said) == ["resize cat.png, attempt 1", "resize dog.png, attempt 1"]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_spark_pipeline(start_broker: StartBroker) -> None:
+    need_program("java")
+    broker = start_broker()
+    addresses = {"SLUICE_MQTT": f"mqtt://{broker.mqtt}", "SLUICE_URL": f"http://{broker.address('http')}"}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "spark_pipeline.py")],
+        env={**same_build(), **addresses, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"},  # short runs
+        capture_output=True,
+        text=True,
+        timeout=230,
+    )
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stdout.splitlines() if not line.startswith("the report is ")]
+    assert said == [
+        "3 devices published 60 orders: 54 shipped, 6 dead",
+        "archived 60 messages",
+        "6 dead letters: weight is not a number (max_retries)",
+        "repaired and put back 6: 6 shipped",
+        "archived 6 more",
+        "published 60, acked 60, dead 0, archived 60",
+        "nothing is missing, nothing is double",
+    ]

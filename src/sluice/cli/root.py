@@ -21,6 +21,7 @@ from sluice.cli import (
     groups,
     messages,
     nodes,
+    pipeline,
     publish,
     queues,
     top,
@@ -30,7 +31,7 @@ from sluice.cli.serving import build, serve
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 refused or failed, 2 wrong command, 3 not found, 4 not reachable, "
-    "5 doctor or verify found something wrong."
+    "5 doctor, verify or an audit found something wrong."
 )
 
 # Rich tracebacks print local variables, and with them passwords.
@@ -69,6 +70,7 @@ _PARTS: Final = (
     ("Queues and groups", (queues, groups, ecq)),
     ("Messages", (publish, consume, worker, messages, dlq)),
     ("What is going on", (diagnosis, top, nodes)),
+    ("Spark", (pipeline,)),
     ("Who may come in", (access,)),
 )
 for _panel, _modules in _PARTS:

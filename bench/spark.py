@@ -1,0 +1,228 @@
+"""How fast Spark reads a queue, beside Spark reading the same rows from Parquet.
+
+    python bench/spark.py [--rows 300000] [--size 1000] [--rounds 5]
+    python bench/spark.py --harness HARNESS                     and streaming, beside the rate at which MQTT can enqueue
+
+One broker, compiled or not (`sluice` on the PATH, or $SLUICE), one Spark with two cores, `noop` as the sink. Every
+round reads the same random rows from the queue, from the queue as Python tuples, and from a Parquet file; a ratio is
+the median of the rounds' own ratios. Besides time, the CPU of all processes is counted, Spark's and the broker's: on a
+machine with other work only that is fair, because the broker reads for bulk readers at a low priority. A stream drains
+the queue with a checkpoint, in batches, and its group follows.
+Needs `pip install 'sluice[spark]'` and Java. Only 127.0.0.1 is ever a target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from bulk import start_broker
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from sluice.spark import Door, Where, session
+from sluice.spark.reader import BatchReader
+from sluice.spark.source import SluiceSource
+
+QUEUE = "wide/rows"  # ten partitions, as queues have unless told
+ENQUEUED = "bench/enqueued"
+BATCH_ROWS = 20_000
+TRIGGER_ROWS = 100_000
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class TupleReader(DataSourceReader):
+    """The same rows from the same door, handed to Spark one by one."""
+
+    def __init__(self, reader: BatchReader) -> None:
+        self._reader = reader
+
+    def partitions(self) -> list[InputPartition]:
+        return list(self._reader.partitions())
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        for batch in self._reader.read(partition):
+            yield from zip(*(column.to_pylist() for column in batch.columns))
+
+
+class TupleSource(SluiceSource):
+    @classmethod
+    def name(cls) -> str:
+        return "sluice_tuples"
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # type: ignore[override]
+        return TupleReader(super().reader(schema))
+
+
+def fill(where: Where, rows: int, size: int) -> None:
+    """Random payloads: what can be compressed would flatter the file."""
+    with Door(where) as door:
+        for batch in range(-(-rows // BATCH_ROWS)):
+            count = min(BATCH_ROWS, rows - batch * BATCH_ROWS)
+            offsets = pa.py_buffer(b"".join((nth * size).to_bytes(4, "little") for nth in range(count + 1)))
+            values = pa.Array.from_buffers(
+                pa.binary(), count, [None, offsets, pa.py_buffer(os.urandom(count * size))]
+            )
+            table = pa.table({"value": values, "key": [b"%d" % nth for nth in range(count)]})
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, table.schema) as stream:
+                stream.write_table(table)
+            stage = door.stage("bench", batch, QUEUE, memoryview(sink.getvalue()))
+            door.commit("bench", batch, [stage], count)
+
+
+def cpu_seconds(roots: list[int]) -> float:
+    """Of these processes and all that live below them."""
+    every: dict[int, tuple[int, float]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                words = (entry / "stat").read_text().rpartition(")")[2].split()
+                every[int(entry.name)] = (int(words[1]), (int(words[11]) + int(words[12])) / TICKS)
+    found, below = 0.0, set(roots)
+    while below:
+        found += sum(every[pid][1] for pid in below)
+        below = {pid for pid, (parent, _) in every.items() if parent in below}
+    return found
+
+
+class Stopwatch:
+    """Seconds and CPU seconds that reading a frame takes."""
+
+    def __init__(self, broker: int) -> None:
+        self._roots = [os.getpid(), broker]
+
+    def read(self, frame: DataFrame) -> tuple[float, float]:
+        began, spent = time.perf_counter(), cpu_seconds(self._roots)
+        frame.write.format("noop").mode("overwrite").save()
+        return time.perf_counter() - began, cpu_seconds(self._roots) - spent
+
+
+def batch_reads(spark: SparkSession, url: str, folder: str, rows: int, rounds: int, watch: Stopwatch) -> None:
+    table = f"{folder}/table"
+    options = {"url": url, "subscribe": QUEUE}
+    spark.dataSource.register(TupleSource)
+    spark.read.format("sluice").options(**options).load().write.parquet(table)
+    ways: dict[str, Callable[[], DataFrame]] = {
+        "sluice": lambda: spark.read.format("sluice").options(**options).load(),
+        "parquet": lambda: spark.read.parquet(table),
+        "tuples": lambda: spark.read.format("sluice_tuples").options(**options).load(),
+    }
+    for way in (*ways.values(), *ways.values()):
+        watch.read(way())  # warm
+    took: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for nth in range(rounds):
+        for name, way in ways.items():
+            took[name].append(watch.read(way()))
+        told = [
+            f"{name} {rows / took[name][-1][0]:,.0f} rows/s, {took[name][-1][1]:.2f} CPU-s" for name in ways
+        ]
+        print(f"  round {nth + 1}: {'; '.join(told)}", flush=True)
+    for which, unit in ((0, "second"), (1, "CPU second")):
+        for name in ways:
+            print(
+                f"{name}: {rows / statistics.median(one[which] for one in took[name]):,.0f} rows per {unit}"
+            )
+        for other in ("parquet", "tuples"):
+            pairs = zip(took["sluice"], took[other], strict=True)
+            ratio = statistics.median(theirs[which] / ours[which] for ours, theirs in pairs)
+            print(f"sluice to {other}, rows per {unit}: ratio {ratio:.2f}")
+
+
+def enqueue(harness: str, facts: dict[str, str], rows: int, size: int) -> float:
+    """Messages per second that four publishers over MQTT get confirmed, with nobody reading."""
+    mqload = str(Path(os.environ.get("SL_BIN", harness)) / "mqload")
+    done = subprocess.run(
+        [
+            *(mqload, "queue", "--subs", "0", "--pubs", "4", "--size", str(size), "--keys", "1024"),
+            *(
+                "--count",
+                str(rows),
+                "--offline",
+                "1",
+                "--warmup",
+                "0",
+                "--cid",
+                "bench",
+                "--topic",
+                f"$queue/{ENQUEUED}",
+            ),
+            *("--port", facts["mqtt"].rpartition(":")[2], "--mqtt", "5", "--pid", facts["pid"]),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        raise SystemExit(f"mqload said nothing: {done.stderr.strip()}")
+    figures: dict[str, Any] = json.loads(lines[-1])
+    return float(figures["pub_per_s"])
+
+
+def stream(spark: SparkSession, url: str, folder: str, queue: str) -> float:
+    """Rows per second of a stream that drains a queue, from the beginning of its first batch to the end of its last."""
+    options = {"url": url, "subscribe": queue, "group": "bench", "maxOffsetsPerTrigger": str(TRIGGER_ROWS)}
+    query = (
+        spark.readStream.format("sluice")
+        .options(**options)
+        .load()
+        .writeStream.format("noop")
+        .option("checkpointLocation", f"{folder}/checkpoint-{queue.replace('/', '-')}")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    batches = [one for one in query.recentProgress if one.numInputRows]
+    rows = sum(one.numInputRows for one in batches)
+    took = sum(one.batchDuration for one in batches) / 1000.0
+    print(
+        f"  {len(batches)} batches of {rows // len(batches):,} rows, slowest {max(b.batchDuration for b in batches)} ms"
+    )
+    return rows / took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="How fast Spark reads a queue.")
+    parser.add_argument("--rows", type=int, default=300_000)
+    parser.add_argument("--size", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--harness", default="", help="folder of the load harness")
+    told = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        broker, facts = start_broker(folder, "")
+        try:
+            url = f"http://{facts['http']}"
+            fill(Where(url), told.rows, told.size)
+            spark = session(
+                "bench",
+                "local[2]",
+                **{"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.driver.memory": "2g"},
+            )
+            batch_reads(spark, url, folder, told.rows, told.rounds, Stopwatch(broker.pid))
+            print(f"stream: {stream(spark, url, folder, QUEUE):,.0f} rows/s")
+            if told.harness:
+                rate = enqueue(told.harness, facts, told.rows, told.size)
+                drained = stream(spark, url, folder, ENQUEUED)
+                print(
+                    f"enqueued over MQTT {rate:,.0f}/s, streamed {drained:,.0f}/s: ratio {drained / rate:.2f}"
+                )
+            spark.stop()
+        finally:
+            broker.terminate()
+            broker.wait(20)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""From devices to a table and back: orders come in, some cannot be shipped, Spark archives, explains and repairs them.
+
+`python examples/spark_pipeline.py [mqtt://localhost:1883 http://localhost:8080]` (or SLUICE_MQTT and SLUICE_URL).
+Without an address it starts a broker of its own. Needs `pip install 'sluice[spark]'` and Java 17. It ends by itself.
+"""
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+
+from sluice.client import Client, Message, PublishRefused
+from sluice.spark import Door, Where, session
+from sluice.spark.pipelines import archive, audit, dead_letters, redrive, running
+from sluice.spark.pipelines.queues import Queues
+from sluice.spark.pipelines.report import page
+from sluice.spark.pipelines.tables import open_table
+
+ORDERS = "examples/orders"
+SHIPPED = "examples/shipped"
+CONFIG = {"name": ORDERS, "partitions": 4, "retry_policy": {"max_retries": 1, "initial_backoff": "50ms"}}
+DEVICES, EACH = 3, 20
+RUN = f"run{time.time():.0f}"  # orders of an earlier run are not ours
+
+
+# ---- devices and workers: plain MQTT
+
+
+def order_of(device: int, number: int) -> tuple[str, str]:
+    """Every tenth scale has a bad day."""
+    weight = "NaN" if number % 10 == 9 else f"{number}.5"
+    return f"{RUN}-{device}-{number}", f'{{"device": {device}, "weight": {weight}}}'
+
+
+async def device(url: str, number: int) -> None:
+    async with Client.from_url(url, client_id=f"device-{number}") as client:
+        for nth in range(EACH):
+            name, order = order_of(number, nth)
+            # Returns when the order is on disk.
+            await client.publish(
+                f"$queue/{ORDERS}", order, qos=1, user={"message-id": name, "partition-key": f"d{number}"}
+            )
+
+
+def ship(order: bytes) -> None:
+    if "NaN" in order.decode():
+        raise ValueError("weight is not a number")
+
+
+async def work(url: str, name: str, ended: asyncio.Queue[str]) -> None:
+    """Ship each order, and say so; one that fails twice is a dead letter."""
+    async with Client.from_url(url, client_id=name) as client:
+        await client.subscribe(f"$queue/{ORDERS}", qos=1, user={"consumer-group": "shipping"})
+        async for message in client.messages():
+            told = dict(message.properties.user)
+            try:
+                ship(message.payload)
+            except ValueError as fault:
+                await settle(client, "$nack", message, description=str(fault))
+                if told["attempt"] == "2":
+                    ended.put_nowait("dead")
+            else:
+                # A redriven order says which one it was at first.
+                order = told.get("redriven-from", told["message-id"])
+                await client.publish(f"$queue/{SHIPPED}", order, qos=1, user={"message-id": order})
+                await settle(client, "$ack", message)
+                ended.put_nowait("shipped")
+
+
+async def settle(client: Client, verb: str, message: Message, **more: str) -> None:
+    told = dict(message.properties.user)
+    named = {name: told[name] for name in ("message-id", "delivery-token")}
+    await client.publish(f"$queue/{ORDERS}/{verb}", qos=1, user={**named, **more})
+
+
+async def let_workers_end(url: str, count: int, publishing: bool) -> list[str]:
+    """Two workers, until `count` orders have come to an end, good or bad."""
+    ended: asyncio.Queue[str] = asyncio.Queue()
+    async with asyncio.timeout(60), asyncio.TaskGroup() as team:
+        workers = [team.create_task(work(url, f"shipping-{nth}", ended)) for nth in (1, 2)]
+        for number in range(DEVICES if publishing else 0):
+            team.create_task(device(url, number))
+        ends = [await ended.get() for _ in range(count)]
+        for worker in workers:
+            worker.cancel()
+    return ends
+
+
+async def create_queue(url: str) -> None:
+    async with Client.from_url(url, client_id="orders-office") as client:
+        try:
+            await client.publish("$admin/queue/create", json.dumps(CONFIG), qos=1)
+        except PublishRefused:  # it is there from the last time
+            pass
+
+
+# ---- Spark
+
+
+def main(mqtt: str, where: Where, folder: Path) -> None:
+    queues = Queues(where)
+    asyncio.run(create_queue(mqtt))
+    with Door(where) as door:
+        door.advance(ORDERS, "archive", {}, create=True)  # from now on orders are kept until Spark has them
+    ends = asyncio.run(let_workers_end(mqtt, DEVICES * EACH, publishing=True))
+    print(
+        f"{DEVICES} devices published {len(ends)} orders: {ends.count('shipped')} shipped, {ends.count('dead')} dead"
+    )
+
+    settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "1", "spark.log.level": "ERROR"}
+    spark = session("example", **settings)
+    table = folder / "orders"
+
+    def archive_orders() -> int:
+        """Every message once, however often this is started, and whatever happens in between."""
+        return running.run(lambda: archive.start(spark, queues, ORDERS, table, once=True), once=True).rows
+
+    print(f"archived {archive_orders()} messages")
+
+    found = dead_letters.look(queues.read(spark, f"dlq/{ORDERS}"))
+    for cause in found.causes:
+        print(f"{cause['letters']} dead letters: {cause['cause']} ({cause['why']})")
+    page.save(dead_letters.report(found, ORDERS), folder / "letters.html")
+    print(f"the report is {folder / 'letters.html'}")
+
+    put_back = redrive.run(
+        spark, queues, ORDERS, where="text LIKE '%NaN%'", changes=["value = replace(text, 'NaN', '1.0')"]
+    )
+    ends = asyncio.run(let_workers_end(mqtt, put_back.put_back, publishing=False))
+    print(f"repaired and put back {put_back.put_back}: {ends.count('shipped')} shipped")
+    print(f"archived {archive_orders()} more")
+
+    def ids(rows: DataFrame) -> DataFrame:
+        return audit.identified(rows).where(f"id LIKE '{RUN}-%'")
+
+    orders = [(order_of(number, nth)[0],) for number in range(DEVICES) for nth in range(EACH)]
+    verdict = audit.judge(
+        {
+            "published": ids(spark.createDataFrame(orders, "id string")),
+            "acked": ids(queues.read(spark, SHIPPED)),
+            "dead": ids(queues.read(spark, f"dlq/{ORDERS}")),
+            "archived": ids(open_table(table).read(spark)),
+        }
+    )
+    print(", ".join(f"{name} {count}" for name, count in verdict.ids.items()))
+    print(
+        "nothing is missing, nothing is double"
+        if verdict.is_good
+        else f"something is wrong: {verdict.faults}"
+    )
+    spark.stop()
+
+
+def start_broker(stack: ExitStack, folder: Path) -> tuple[str, str]:
+    command = [sys.executable, "-m", "sluice", "serve", "--data", str(folder / "data"), "--grpc", "off"]
+    for door in ("--mqtt", "--http"):
+        command += [door, "127.0.0.1:0"]
+    broker = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    stack.callback(broker.terminate)
+    assert broker.stdout is not None
+    ready = dict(re.findall(r"(\w+)=(\S+)", broker.stdout.readline()))
+    return f"mqtt://{ready['mqtt']}", f"http://{ready['http']}"
+
+
+with ExitStack() as stack:
+    folder = Path(
+        tempfile.mkdtemp(prefix="sluice-example-")
+    )  # stays, for whoever wants to look at table and report
+    if len(sys.argv) == 3:
+        mqtt, url = sys.argv[1:]
+    elif os.environ.get("SLUICE_MQTT") and os.environ.get("SLUICE_URL"):
+        mqtt, url = os.environ["SLUICE_MQTT"], os.environ["SLUICE_URL"]
+    else:
+        mqtt, url = start_broker(stack, folder)
+    main(mqtt, Where(url), folder)

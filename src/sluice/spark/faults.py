@@ -1,0 +1,50 @@
+"""What can go wrong between Spark and the broker, told with the option that it hangs on and the cure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sluice.errors import ConfigError, SluiceError
+
+
+class InvalidOption(ConfigError):
+    """An option, or a column, that cannot be used as it is."""
+
+
+class NoJava(SluiceError):
+    """Spark runs on Java, and there is none, or one that is too old."""
+
+
+class Refused(SluiceError):
+    """The broker has answered, and says no. `code` is for programs: unknown_queue, out_of_range, stale_batch."""
+
+    def __init__(self, code: str, what: str, do: str, facts: dict[str, Any] | None = None) -> None:
+        super().__init__(what, do)
+        self.code = code
+        self.facts = facts or {}
+
+
+class BrokerGone(SluiceError):
+    """It was asked again and again, and nobody answered."""
+
+    def __init__(self, url: str, seconds: float, why: str) -> None:
+        super().__init__(
+            f"the broker at {url} did not answer for {seconds:.0f} s ({why})",
+            "Start it, or correct the option url; the option retrySeconds says how long to try. A stream goes on from"
+            " its checkpoint when it is started again",
+        )
+
+
+class StreamCut(SluiceError):
+    """An answer that stopped in its middle; what was whole of it is good."""
+
+
+class DataLost(SluiceError):
+    """Sequences that Spark is to read are not kept any more."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            what,
+            "Messages are kept until every group has settled them: give the stream a group of its own (option group)."
+            " To go on with what is left: failOnDataLoss=false",
+        )

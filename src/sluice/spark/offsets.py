@@ -1,0 +1,128 @@
+"""Where a stream stands and what it reads next: pure functions on sequences, no I/O and no clock.
+
+Spark keeps an offset in its checkpoint as JSON and compares it as text, so equal offsets must be written alike:
+
+    {"v": 1, "queues": {"tasks/image": {"0": 120, "1": 95}}}      the next sequence of each partition, sorted
+
+A batch is the range from one offset to the next. Planned again after a crash, the same two offsets give the same
+ranges, and so the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+from pyspark.sql.datasource import InputPartition
+
+from sluice.spark.faults import InvalidOption
+
+VERSION: Final = 1
+TASK_ROWS: Final = (
+    2000  # what is read as fast by one task as by several: a task costs some 40 ms of CPU to begin
+)
+Place = tuple[str, int]  # queue and partition
+Sequences = dict[Place, int]
+
+
+def to_json(sequences: Mapping[Place, int]) -> dict[str, Any]:
+    """As Spark keeps it."""
+    queues: dict[str, dict[str, int]] = {}
+    for (queue, partition), sequence in sorted(sequences.items()):
+        queues.setdefault(queue, {})[str(partition)] = sequence
+    return {"v": VERSION, "queues": queues}
+
+
+def from_json(offset: Mapping[str, Any]) -> Sequences:
+    try:
+        if offset["v"] != VERSION:
+            raise ValueError
+        return {
+            (queue, int(partition)): int(sequence)
+            for queue, parts in offset["queues"].items()
+            for partition, sequence in parts.items()
+        }
+    except (KeyError, ValueError, AttributeError, TypeError):
+        raise InvalidOption(
+            f"the checkpoint holds an offset that is not ours: {str(offset)[:200]}",
+            "Give each query a checkpointLocation of its own; one of another source cannot be used",
+        ) from None
+
+
+@dataclass(frozen=True)
+class Range:
+    """A part of a partition. `lenient`: what is not kept any more is left out, and no loss."""
+
+    queue: str
+    partition: int
+    start: int
+    end: int
+    lenient: bool = False
+
+
+def ranges_between(start: Mapping[Place, int], end: Mapping[Place, int], lenient: bool) -> list[Range]:
+    """What lies between two offsets.
+
+    A partition that `start` does not know is new, and read from its beginning on. One that ends before it starts
+    belongs to a queue that was deleted and made again: with `lenient` it is read from its beginning too, and else the
+    planner has refused it before."""
+    found = []
+    for place, last in sorted(end.items()):
+        first = start.get(place)
+        if first is None or last < first:
+            found.append(Range(*place, 0, last, True))
+        else:
+            found.append(Range(*place, first, last, lenient))
+    return [one for one in found if one.start < one.end]
+
+
+def split(ranges: list[Range], least: int) -> list[Range]:
+    """Cut the longer ranges until there are about `least`, in proportion to their length: fewer partitions than
+    cores is no reason for cores to be idle."""
+    total = sum(one.end - one.start for one in ranges)
+    if len(ranges) >= least or not total:
+        return ranges
+    found = []
+    for one in ranges:
+        length = one.end - one.start
+        pieces = min(length, max(1, round(least * length / total)))
+        cuts = [one.start + length * nth // pieces for nth in range(pieces + 1)]
+        found += [Range(one.queue, one.partition, first, last, one.lenient) for first, last in pairwise(cuts)]
+    return found
+
+
+@dataclass(frozen=True)
+class Task(InputPartition):
+    """What one task reads, one range after the other."""
+
+    ranges: tuple[Range, ...]
+
+
+def tasks_for(ranges: list[Range], least: int) -> list[Task]:
+    """One task for each range; but short neighbours share one, unless the user wants `least` tasks."""
+    if least:
+        return [Task((one,)) for one in split(ranges, least)]
+    found: list[list[Range]] = []
+    room = 0
+    for one in ranges:
+        room -= one.end - one.start
+        if not found or room < 0:
+            found.append([])
+            room = TASK_ROWS - (one.end - one.start)
+        found[-1].append(one)
+    return [Task(tuple(some)) for some in found]
+
+
+def admit(start: Mapping[Place, int], latest: Mapping[Place, int], most: int) -> Sequences:
+    """How far to go if only `most` rows may be read: every partition gets its share of them, by how much waits in it,
+    and each that has something gets on by one at least, so that none is left behind for good."""
+    waiting = {place: max(0, end - start.get(place, 0)) for place, end in latest.items()}
+    total = sum(waiting.values())
+    if total <= most:
+        return dict(latest)
+    return {
+        place: start.get(place, 0) + min(count, max(1, most * count // total)) if count else latest[place]
+        for place, count in waiting.items()
+    }

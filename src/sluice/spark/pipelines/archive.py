@@ -1,0 +1,70 @@
+"""`archive`: a queue into a table, each message once.
+
+Spark reads with a consumer group of its own, so messages are kept until they are in the table, and deleted (or counted
+as done) when they are: the stream's progress is the group's. A batch is a transaction of the table, known by the
+stream's checkpoint and its number; one that was cut short by a crash is written again, one that was committed is not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as f
+
+from sluice.spark.pipelines.queues import Queues
+from sluice.spark.pipelines.tables import OWN, Table, open_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+def archived(messages: DataFrame, files: int = 0) -> DataFrame:
+    """The rows of an archive: all columns of the queue, and when Spark had them. `files` bounds how many files a batch
+    becomes; 0 leaves it to Spark."""
+    rows = messages.withColumn("archived_at", f.current_timestamp())
+    return rows.coalesce(files) if files else rows
+
+
+def keep(table: Table, key: Callable[[], str], files: int = 0) -> Callable[[DataFrame, int], None]:
+    """What a stream does with each batch."""
+
+    def store(batch: DataFrame, number: int) -> None:
+        table.add(key(), number, archived(batch, files))
+
+    return store
+
+
+def key_of(checkpoint: Path) -> str:
+    """How the stream of a checkpoint is known: Spark's own id for it, which lives as long as the checkpoint."""
+    told = json.loads((checkpoint / "metadata").read_text("utf-8"))
+    return str(told["id"])
+
+
+def start(
+    spark: SparkSession,
+    queues: Queues,
+    queue: str,
+    to: str | Path,
+    *,
+    group: str = "archive",
+    kind: str = "",
+    checkpoint: str | Path | None = None,
+    once: bool = False,
+    every: str = "30 seconds",
+    rows_per_batch: int = 200_000,
+    files: int = 0,
+) -> StreamingQuery:
+    """Begin, or go on where it stopped. `once`: to the end of what there is, and then the stream ends by itself."""
+    table = open_table(to, kind)
+    home = Path(checkpoint or table.path / OWN / "checkpoint").absolute()
+    messages = queues.stream(spark, queue, group=group, rows_per_batch=rows_per_batch)
+    writer = (
+        messages.writeStream.queryName(f"archive {queue}")
+        .option("checkpointLocation", str(home))
+        .foreachBatch(keep(table, lambda: key_of(home), files))
+    )
+    return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime=every)).start()

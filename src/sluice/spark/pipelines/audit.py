@@ -1,0 +1,175 @@
+"""`audit`: what was published against what became of it, message by message: what is missing, what is double.
+
+Each side is a DataFrame with a column `id`. A message that was put back after its death keeps, in the header
+`redriven-from`, the id it was published with, so its second life counts for the same message (`identified`).
+
+All sides are brought together by one grouping over ids, which Spark does within bounded memory: what does not fit is
+spilled. Only numbers and a few examples come back to the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as f
+
+from sluice.spark.faults import InvalidOption
+from sluice.spark.pipelines.queues import Queues
+from sluice.spark.pipelines.tables import open_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+ENDS: Final = ("acked", "dead", "waiting")  # one of these must have become of a message
+SIDES: Final = ("published", *ENDS, "archived")
+PLACE: Final = ("queue", "partition", "sequence")
+ROOT: Final = "redriven-from"
+EXAMPLES: Final = 10
+
+
+def identified(rows: DataFrame, expression: str = "") -> DataFrame:
+    """The ids of one side, and the place of each row where it has one. Of dead letters the id of the message that died,
+    of a redriven message the one it was published with; else `message_id`, else `id`."""
+    names = rows.columns
+    if expression:
+        ids = [f.expr(expression)]
+    else:
+        ids = [f.expr(f"string(headers['{ROOT}'])")] if "headers" in names else []
+        ids += [f.col(name) for name in ("original_message_id", "message_id", "id") if name in names]
+    if not ids:
+        raise InvalidOption(
+            f"nothing among {', '.join(names)} is an id", "Say which by #EXPRESSION behind the source"
+        )
+    place = [f.struct(*PLACE).alias("place")] if set(PLACE) <= set(names) else []
+    return rows.select(f.coalesce(*ids).cast("string").alias("id"), *place)
+
+
+def reconcile(sides: Mapping[str, DataFrame]) -> DataFrame:
+    """One row per id: how often it is on each side. `sides` are those of SIDES that are known, by their names."""
+    tagged = [
+        rows.select("id", f.lit(SIDES.index(name)).cast("tinyint").alias("side"))
+        for name, rows in sides.items()
+    ]
+    together = reduce(lambda one, other: one.unionAll(other), tagged)
+    counts = [
+        f.count(f.when(f.col("side") == nth, 1)).alias(name)
+        for nth, name in enumerate(SIDES)
+        if name in sides
+    ]
+    return together.groupBy("id").agg(*counts)
+
+
+@dataclass
+class Verdict:
+    """What an audit has found. `known` are the sides that took part; `examples` ids for each fault."""
+
+    known: list[str]
+    ids: dict[str, int] = field(default_factory=dict)  # different ids on each side
+    faults: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def is_good(self) -> bool:
+        return not any(self.faults.values())
+
+    def summary(self) -> dict[str, Any]:
+        return {"ok": self.is_good, "ids": self.ids, "faults": self.faults, "examples": self.examples}
+
+
+FAULTS: Final = {
+    "missing": "published, and nothing became of it",
+    "not archived": "published, and not in the archive",
+    "never published": "acknowledged, dead or archived, and nobody has published it",
+    "acked twice": "done more than once",
+    "archived twice": "one message, more than one row of the archive",
+}
+
+
+def judge(sides: Mapping[str, DataFrame], examples: int = EXAMPLES) -> Verdict:
+    """Find what is missing and what is double. Only where something is wrong, a second pass looks for the ids."""
+    _check(sides)
+    verdict = Verdict([name for name in SIDES if name in sides])
+    counts = reconcile(sides)
+    conditions = _conditions(sides)
+    told = counts.agg(
+        *(f.count(f.when(f.col(name) > 0, 1)).alias(name) for name in verdict.known),
+        *(f.count(f.when(test, 1)).alias(f"is {name}") for name, test in conditions.items()),
+    ).collect()[0]
+    verdict.ids = {name: told[name] for name in verdict.known}
+    verdict.faults = {name: told[f"is {name}"] for name in conditions}
+    if not verdict.is_good:
+        wrong = counts.where(reduce(lambda one, other: one | other, conditions.values())).persist()
+        if verdict.faults.get("archived twice") and "place" in sides["archived"].columns:
+            double = _double(sides["archived"], wrong.where(conditions["archived twice"]).select("id"))
+            verdict.faults["archived twice"] = double.count()
+            conditions["archived twice"] = f.col("id").isin(
+                [one["id"] for one in double.limit(examples).collect()]
+            )
+        for name, test in conditions.items():
+            if verdict.faults[name]:
+                some = wrong.where(test).select("id").limit(examples).collect()
+                verdict.examples[name] = sorted(one["id"] for one in some)
+        wrong.unpersist()
+    return verdict
+
+
+def _check(sides: Mapping[str, DataFrame]) -> None:
+    if "published" not in sides or len(sides) < 2:
+        raise InvalidOption(
+            "an audit compares what was published with something",
+            "Give --published and at least one of --acked, --dead, --waiting and --archived",
+        )
+
+
+def _conditions(sides: Mapping[str, DataFrame]) -> dict[str, Column]:
+    """What is wrong with an id, by the name of the fault; only what the sides that are known can tell."""
+    published = f.col("published") > 0
+    ends = [name for name in ENDS if name in sides]
+    tests: dict[str, Column] = {}
+    if ends:
+        became = reduce(lambda one, other: one | other, (f.col(name) > 0 for name in ends))
+        tests["missing"] = published & ~became
+    if "archived" in sides:
+        tests["not archived"] = published & (f.col("archived") == 0)
+    tests["never published"] = ~published
+    if "acked" in sides:
+        tests["acked twice"] = f.col("acked") > 1
+    if "archived" in sides:
+        tests["archived twice"] = f.col("archived") > 1
+    return tests
+
+
+def _double(archived: DataFrame, suspects: DataFrame) -> DataFrame:
+    """Two rows of one id are no fault where they are two messages: one that died and was put back, or was published
+    again. Only rows from one and the same place in the queue are double; few ids come into question."""
+    rows = archived.join(suspects, "id", "left_semi").groupBy("id", "place").count()
+    return rows.where("count > 1").select("id").distinct()
+
+
+def side_of(spark: SparkSession, queues: Queues, source: str) -> DataFrame:
+    """A side from a word of the command line: `queue:NAME`, `json:`, `csv:` or `parquet:` and a path, or the directory
+    of an archive; with `#EXPRESSION` behind it, which says what the id is."""
+    where, _, expression = source.partition("#")
+    kind, colon, rest = where.partition(":")
+    if not colon:
+        kind, rest = "archive", where
+    if kind == "queue":
+        rows = queues.read(spark, rest)
+    elif kind == "archive":
+        rows = open_table(Path(rest)).read(spark)
+    elif kind == "json":
+        rows = spark.read.json(rest)
+    elif kind == "csv":
+        rows = spark.read.csv(rest, header=True)
+    elif kind == "parquet":
+        rows = spark.read.parquet(rest)
+    else:
+        raise InvalidOption(
+            f"{source!r} names no source",
+            "Give queue:NAME, json:PATH, csv:PATH, parquet:PATH or the directory of an archive",
+        )
+    return identified(rows, expression)

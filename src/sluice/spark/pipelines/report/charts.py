@@ -1,0 +1,237 @@
+"""Charts as SVG, drawn once: stacked bars and lines over time, and bars beside words.
+
+Colours are classes; which colour a class has, by day and by night, is the style sheet's. Each bar and point carries a
+title, which browsers show under the pointer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from sluice.spark.pipelines.report.markup import Markup, Piece, element
+from sluice.spark.pipelines.report.wording import count, mark, moment, short, utc
+
+WIDTH: Final = 1040
+HEIGHT: Final = 220
+TOP, RIGHT, BOTTOM, LEFT = 10, 14, 24, 56
+TONES: Final = 8
+MARKS: Final = 8  # under an axis
+STEPS: Final = (1, 5, 10, 30, 60, 300, 900, 1800, 3600, 10_800, 21_600, 86_400, 604_800, 2_592_000)
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line, or one layer of the bars. `values` stand at the times of the chart; None is not known."""
+
+    label: str
+    values: Sequence[float | None]
+    tone: int = 0
+    area: bool = False
+
+
+def scale(most: float) -> tuple[float, list[float]]:
+    """The smallest round number at or above `most`, and about four steps to it."""
+    most = max(most, 1e-9)
+    power = 10.0 ** math.floor(math.log10(most / 4))
+    step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power * 4 >= most * 0.999)
+    ticks = [step * nth for nth in range(math.ceil(most / step - 1e-9) + 1)]
+    return ticks[-1], ticks
+
+
+def round_times(first: datetime, seconds: float) -> list[datetime]:
+    """Full minutes, hours or days between the ends of an axis, not more than fit side by side."""
+    step = next((size for size in STEPS if seconds / size <= MARKS), STEPS[-1])
+    start = utc(first).timestamp()
+    at = math.ceil(start / step) * step
+    zone = first.tzinfo
+    found: list[datetime] = []
+    while at <= start + seconds + 1e-6:
+        found.append(datetime.fromtimestamp(at, zone))
+        at += step
+    return found
+
+
+def stacked_bars(
+    title: str, unit: str, times: Sequence[datetime], bucket: timedelta, layers: Sequence[Series]
+) -> Markup:
+    """Counts per span of time, one layer of a bar for each kind."""
+    totals = [sum(layer.values[nth] or 0 for layer in layers) for nth in range(len(times))]
+    top, ticks = scale(max([4.0, *totals]))
+    frame = _Frame(times, bucket, top)
+    bars: list[Piece] = []
+    gap = 1.0 if frame.step > 4 else 0.0
+    for nth, time in enumerate(times):
+        base = 0.0
+        for layer in layers:
+            value = layer.values[nth] or 0
+            if not value:
+                continue
+            y, floor = frame.y(base + value), frame.y(base)
+            base += value
+            bars.append(
+                element(
+                    "rect",
+                    element("title", f"{moment(time)}: {count(value)} {layer.label}"),
+                    x=frame.x(time) + gap / 2,
+                    y=y,
+                    width=max(frame.step - gap, 0.8),
+                    height=max(floor - y, 0.6),
+                    class_=f"tone-{layer.tone % TONES}",
+                )
+            )
+    return _card(title, unit, layers, frame.axes(ticks, short), bars)
+
+
+def lines(
+    title: str,
+    unit: str,
+    times: Sequence[datetime],
+    bucket: timedelta,
+    series: Sequence[Series],
+    show: Callable[[float], str] = short,
+) -> Markup:
+    """Values over time. A span in which nothing is known interrupts a line."""
+    known = [value for one in series for value in one.values if value is not None]
+    top, ticks = scale(max(known, default=1.0))
+    frame = _Frame(times, bucket, top)
+    drawn: list[Piece] = []
+    for one in series:
+        runs = _runs(one.values)
+        points = [(frame.x(time) + frame.step / 2, value) for time, value in zip(times, one.values)]
+        for run in runs:
+            path = "L".join(f"{points[nth][0]:.1f},{frame.y(points[nth][1] or 0):.1f}" for nth in run)
+            tone = f"tone-{one.tone % TONES}"
+            if one.area and len(run) > 1:
+                first, last = points[run[0]][0], points[run[-1]][0]
+                floor = frame.y(0)
+                around = f"M{first:.1f},{floor:.1f}L{path}L{last:.1f},{floor:.1f}Z"
+                drawn.append(element("path", d=around, class_=f"area {tone}"))
+            drawn.append(element("path", d=f"M{path}", class_=f"line {tone}"))
+            for nth in run if len(run) == 1 or len(times) <= 60 else ():
+                told = f"{moment(times[nth])}: {one.label} {show(points[nth][1] or 0)}"
+                drawn.append(
+                    element(
+                        "circle",
+                        element("title", told),
+                        cx=points[nth][0],
+                        cy=frame.y(points[nth][1] or 0),
+                        r=2.4,
+                        class_=tone,
+                    )
+                )
+    return _card(title, unit, series, frame.axes(ticks, show), drawn)
+
+
+def shares(
+    title: str, unit: str, rows: Sequence[tuple[str, float, int]], show: Callable[[float], str] = count
+) -> Markup:
+    """Bars beside words: a name, a value and a tone each, the longest bar for the largest value."""
+    most = max((value for _, value, _ in rows), default=0) or 1
+    lines_: list[Piece] = [
+        element(
+            "li",
+            element("span", name, class_="share-name"),
+            element(
+                "span",
+                element(
+                    "svg",
+                    element(
+                        "rect",
+                        width=max(value / most * 100, 0.5),
+                        height=10,
+                        rx=1,
+                        class_=f"tone-{tone % TONES}",
+                    ),
+                    viewBox="0 0 100 10",
+                    preserveAspectRatio="none",
+                    aria_hidden="true",
+                ),
+                class_="share-bar",
+            ),
+            element("span", show(value), class_="share-value num"),
+        )
+        for name, value, tone in rows
+    ]
+    return element(
+        "figure",
+        element("figcaption", element("h3", title, " ", element("span", unit, class_="soft"))),
+        element("ul", lines_, class_="shares"),
+        class_="card",
+    )
+
+
+def _runs(values: Sequence[float | None]) -> list[list[int]]:
+    """Stretches of places where something is known."""
+    runs: list[list[int]] = []
+    for nth, value in enumerate(values):
+        if value is None:
+            continue
+        if runs and runs[-1][-1] == nth - 1:
+            runs[-1].append(nth)
+        else:
+            runs.append([nth])
+    return runs
+
+
+class _Frame:
+    """Times from left to right, values from the bottom to `top`."""
+
+    def __init__(self, times: Sequence[datetime], bucket: timedelta, top: float) -> None:
+        self.first = times[0] if times else datetime.now().astimezone()
+        end = (times[-1] if times else self.first) + bucket
+        self.seconds = max((end - self.first).total_seconds(), 1e-6)
+        self.top = top
+        self.inner = WIDTH - LEFT - RIGHT
+        self.step = self.inner * bucket.total_seconds() / self.seconds
+
+    def x(self, time: datetime) -> float:
+        return LEFT + self.inner * (time - self.first).total_seconds() / self.seconds
+
+    def y(self, value: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / self.top)
+
+    def axes(self, ticks: Sequence[float], show: Callable[[float], str]) -> list[Piece]:
+        grid = [
+            element(
+                "line",
+                x1=LEFT,
+                x2=WIDTH - RIGHT,
+                y1=self.y(tick),
+                y2=self.y(tick),
+                class_="base" if tick == 0 else None,
+            )
+            for tick in ticks
+        ]
+        words = [
+            element("text", show(tick), x=LEFT - 8, y=self.y(tick) + 4, text_anchor="end") for tick in ticks
+        ]
+        for time in round_times(self.first, self.seconds):
+            words.append(
+                element("text", mark(time, self.seconds), x=self.x(time), y=HEIGHT - 6, text_anchor="middle")
+            )
+        return [element("g", grid, class_="grid"), element("g", words)]
+
+
+def _card(title: str, unit: str, series: Sequence[Series], axes: list[Piece], drawn: list[Piece]) -> Markup:
+    legend = [
+        element("li", element("span", class_=f"swatch tone-{one.tone % TONES}"), one.label) for one in series
+    ]
+    return element(
+        "figure",
+        element("figcaption", element("h3", title, " ", element("span", unit, class_="soft"))),
+        element("ul", legend, class_="legend") if len(series) > 1 else None,
+        element(
+            "svg",
+            axes,
+            drawn,
+            viewBox=f"0 0 {WIDTH} {HEIGHT}",
+            role="img",
+            aria_label=f"{title}: {', '.join(one.label for one in series)}",
+            class_="chart",
+        ),
+        class_="card",
+    )

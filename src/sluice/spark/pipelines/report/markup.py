@@ -1,0 +1,55 @@
+"""HTML and SVG from calls. A plain string is text and is escaped; only what `element` made is markup.
+
+Reports show payloads, ids and error texts that anybody may have published. So there is no way to put a string into a
+page as markup, not even by mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from typing import Final, TypeAlias
+
+_VOID: Final = frozenset({"meta", "br", "hr"})
+
+
+class Markup:
+    """A finished piece of a page."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Piece: TypeAlias = "Markup | str | Iterable[Piece] | None"
+
+
+def element(tag: str, *inside: Piece, **attributes: object) -> Markup:
+    """`class_` is class, `stroke_width` is stroke-width; an attribute that is None is left out."""
+    told = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{escape(_number(value))}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    if tag in _VOID:
+        return Markup(f"<{tag}{told}>")
+    return Markup(f"<{tag}{told}>{_written(inside)}</{tag}>")
+
+
+def _written(piece: Piece) -> str:
+    if piece is None:
+        return ""
+    if isinstance(piece, Markup):
+        return piece.text
+    if isinstance(piece, str):
+        return escape(piece, quote=False)
+    return "".join(_written(one) for one in piece)
+
+
+def _number(value: object) -> str:
+    """Coordinates to a tenth: a page of a thousand bars stays small."""
+    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)

@@ -1,0 +1,116 @@
+"""A report as one file: style sheet, facts, charts and tables. It opens from a disk, a mail or a web server alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+
+from sluice.spark.pipelines.report.markup import Markup, Piece, element
+from sluice.spark.pipelines.report.wording import moment
+
+
+@dataclass(frozen=True)
+class Column:
+    head: str
+    number: bool = False
+    code: bool = False
+    wide: bool = False  # gets what is left of the line
+
+
+def facts(pairs: Sequence[tuple[str, str]]) -> Markup:
+    """What matters most, in a strip across the page."""
+    return element(
+        "dl",
+        [element("div", element("dt", name), element("dd", value, class_="num")) for name, value in pairs],
+        class_="facts",
+    )
+
+
+def table(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Piece]], note: str = "") -> Markup:
+    def kind(column: Column) -> str | None:
+        names = [
+            name
+            for name, wanted in (("num", column.number), ("code", column.code), ("wide", column.wide))
+            if wanted
+        ]
+        return " ".join(names) or None
+
+    heads = [
+        element("th", column.head, scope="col", class_="num" if column.number else None) for column in columns
+    ]
+    lines = [
+        element("tr", [element("td", cell, class_=kind(column)) for column, cell in zip(columns, row)])
+        for row in rows
+    ]
+    return element(
+        "section",
+        element("h2", caption),
+        element("p", note, class_="soft") if note else None,
+        element(
+            "div",
+            element("table", element("thead", element("tr", heads)), element("tbody", lines)),
+            class_="table-box",
+        ),
+    )
+
+
+def section(title: str, *inside: Piece) -> Markup:
+    return element("section", element("h2", title), inside)
+
+
+def tag(text: str, tone: int) -> Markup:
+    return element("span", element("span", class_=f"swatch tone-{tone % 8}"), text, class_="tag")
+
+
+def render(title: str, subtitle: str, *inside: Piece, made_at: datetime | None = None) -> str:
+    """The whole file."""
+    style = files("sluice.spark.pipelines.report").joinpath("report.css").read_text("utf-8")
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("title", f"{title} · Sluice"),
+        Markup(f"<style>\n{style}</style>"),
+    )
+    body = element(
+        "body",
+        element("header", _brand(), element("h1", title), element("p", subtitle, class_="soft")),
+        element("main", inside),
+        element(
+            "footer",
+            f"Made by Sluice at {moment(made_at or datetime.now(UTC))}. All times are UTC.",
+            class_="soft",
+        ),
+    )
+    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
+
+
+def save(page: str, path: Path) -> None:
+    """Whole or not at all: who reloads a report while it is written anew sees the old one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(page, "utf-8")
+    fresh.replace(path)
+
+
+def _brand() -> Markup:
+    return element(
+        "p",
+        element(
+            "svg",
+            element("path", d="M3 4v16M21 4v16", class_="mark-post"),
+            element("path", d="M6.5 4h11v7h-11z", class_="mark-gate"),
+            element(
+                "path", d="M6.5 15.5q2.75-2 5.5 0t5.5 0M6.5 19.5q2.75-2 5.5 0t5.5 0", class_="mark-water"
+            ),
+            viewBox="0 0 24 24",
+            width=20,
+            height=20,
+            aria_hidden="true",
+        ),
+        "Sluice",
+        class_="brand",
+    )

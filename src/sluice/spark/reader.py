@@ -1,0 +1,66 @@
+"""spark.read: a queue as it is now, from one offset to another, as a DataFrame. Nothing is settled by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from sluice.spark import planning
+from sluice.spark.door import Door
+from sluice.spark.offsets import Sequences, Task, ranges_between, tasks_for
+from sluice.spark.options import EARLIEST, ReadOptions
+from sluice.spark.pushdown import Bounds
+from sluice.spark.rows import read_task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class BatchReader(DataSourceReader):
+    """Planned on the driver, read on the executors; it holds plain values and no connection."""
+
+    def __init__(self, options: ReadOptions, names: list[str]) -> None:
+        self._options = options
+        self._names = names
+        self._bounds = Bounds()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self._options
+        with Door(options.where) as door:
+            found = planning.look(door, options)
+            found = {queue: seen for queue, seen in found.items() if self._bounds.takes_queue(queue)}
+            first = planning.starting(door, options, found)
+            last = planning.ending(door, options, found)
+            if self._bounds.since is not None:
+                first = _later(first, planning.at_time(door, found, self._bounds.since))
+        # Who asks for the earliest asks for what there is, and consumers settle more of it while this is planned.
+        whatever = options.starting == EARLIEST and options.starting_time is None
+        ranges = [
+            one
+            for one in ranges_between(first, last, whatever or not options.fail_on_data_loss)
+            if one.end > first[one.queue, one.partition]  # an end before the beginning is an empty range here
+        ]
+        ranges = [one for part in ranges for one in self._bounds.narrow(part)]
+        return tasks_for(ranges, options.min_partitions)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, Task):
+            return iter(())  # how Spark says that there are no partitions
+        return read_task(self._options.where, self._names, partition)
+
+
+class NarrowingReader(BatchReader):
+    """One that takes filters. A class of its own, because Spark refuses a reader that could take them while its
+    setting is off; and only if asked for, because Spark keeps the last plan of a `load()` for every query on it, so
+    that one with a filter spoils the others (docs/spark.md, traps)."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 Spark's name
+        """Filters narrow what is fetched; Spark still applies every one, so that a bound need not be sharp."""
+        self._bounds = Bounds.of(filters)
+        return filters
+
+
+def _later(one: Sequences, other: Sequences) -> Sequences:
+    return {place: max(sequence, other.get(place, 0)) for place, sequence in one.items()}

@@ -1,0 +1,44 @@
+"""A Spark session with the settings that Sluice needs and people forget. Any other session works as well."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Final
+
+from sluice.spark.faults import InvalidOption
+from sluice.spark.java import check_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MASTER: Final = (
+    "local[*,3]"  # all cores; three tries for a task: plain local[*] gives up at the first failure
+)
+SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"  # spark-submit has started us, and Java runs already
+
+
+def session(app: str = "sluice", master: str = "", **settings: str) -> SparkSession:
+    """Start Spark, or take the session that runs. `settings` are Spark's own:
+    `session(**{"spark.executor.memory": "4g"})`. Under spark-submit the master is the one that it was told."""
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise InvalidOption("pyspark is not installed", "pip install 'sluice[spark]'") from None
+    # The executors' default is whatever python3 is on the PATH, which has no pyarrow.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    submitted = SUBMITTED in os.environ
+    if not submitted:
+        check_java()
+    chosen = master or ("" if submitted else MASTER)
+    builder = SparkSession.builder.appName(app)
+    told = {"spark.ui.showConsoleProgress": "false"}  # it writes over whatever else a program says
+    if chosen:
+        builder = builder.master(chosen)
+        if chosen.startswith("local"):
+            # Nobody outside has business with a driver that has no executors, and a host name may lead nowhere.
+            told |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    for name, value in {**told, **settings}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()

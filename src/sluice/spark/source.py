@@ -1,0 +1,54 @@
+"""What Spark meets: the format `sluice`. It reads options and hands over to the readers and writers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+from uuid import uuid4
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from sluice.spark import planning
+from sluice.spark.columns import check_read, check_written, usual_schema
+from sluice.spark.door import Door
+from sluice.spark.faults import InvalidOption
+from sluice.spark.options import read_options, write_options
+from sluice.spark.reader import BatchReader, NarrowingReader
+from sluice.spark.stream import StreamReader
+from sluice.spark.writer import BatchWriter, StreamWriter
+
+PATIENCE: Final = 5.0  # seconds for the first question: a wrong url should not take a minute to find out
+
+
+class SluiceSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "sluice"
+
+    def schema(self) -> StructType:
+        """Asked when the user gives none: dead letters have columns of their own."""
+        options = read_options(self.options, streaming=False)
+        hurried = replace(options.where, retry_seconds=min(options.where.retry_seconds, PATIENCE))
+        with Door(hurried) as door:
+            found = planning.look(door, options)
+        return usual_schema(options.headers, any(seen.dead_letters for seen in found.values()))
+
+    def reader(self, schema: StructType) -> BatchReader:
+        options = read_options(self.options, streaming=False)
+        return (NarrowingReader if options.pushdown else BatchReader)(options, check_read(schema))
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 Spark's name, as below
+        return StreamReader(read_options(self.options, streaming=True), check_read(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        if overwrite:
+            raise InvalidOption("a queue cannot be overwritten", 'Say mode("append")')
+        options = write_options(self.options)
+        return BatchWriter(options, check_written(schema, options.queue), options.app or f"spark-{uuid4()}")
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
+        if overwrite:
+            raise InvalidOption("a queue cannot be overwritten", 'Say outputMode("append")')
+        options = write_options(self.options)
+        return StreamWriter(options, check_written(schema, options.queue))

@@ -1,0 +1,247 @@
+"""spark.readStream: Spark's checkpoint is the truth, and the broker's group follows it.
+
+An instance on the driver plans: where to begin, how far the next batch goes, which ranges that is. Ranges are read
+elsewhere (`rows`), from a copy of this object that was pickled once. What this object remembers is only good for
+fewer questions; a restart may lose all of it.
+
+The group is told in two ways. `commit(end)` comes one batch late, while the next one is planned; and the `start` that
+`latestOffset` is given is the end of the last batch that Spark has finished, also in the call that ends a run of
+trigger(availableNow=True). So the cursor reaches the very end. It goes by what Spark has written down, never before.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from sluice.errors import SluiceError
+from sluice.spark import planning
+from sluice.spark.door import Door, QueueOffsets
+from sluice.spark.faults import DataLost, InvalidOption, Refused
+from sluice.spark.offsets import Sequences, Task, admit, from_json, ranges_between, tasks_for, to_json
+from sluice.spark.options import EARLIEST, LATEST, ReadOptions
+from sluice.spark.rows import read_task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+WAIT_SECONDS: Final = 1  # for news: Spark asks again at once, and cannot stop a query meanwhile
+LOOK_SECONDS: Final = 0.25  # between two looks at several queues
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: ReadOptions, names: list[str]) -> None:
+        self._options = options
+        self._names = names
+        self._door: Door | None = None  # of the planner; the copies that read open their own
+        self._initial: Sequences | None = None
+        self._target: Sequences | None = None  # where a run with availableNow ends
+        self._latest: Sequences = {}
+        self._settled: Sequences = {}
+        self._idle_since = 0.0  # since when too little waits for a batch
+
+    # ---- what Spark asks the planner
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 Spark's name, as those below
+        """Asked more than once for the first batch, and must not move meanwhile."""
+        if self._initial is None:
+            options, door = self._options, self._open()
+            found = planning.look(door, options)
+            for queue, seen in found.items():
+                self._join(door, queue, seen)
+            self._initial = planning.starting(door, options, found)
+        return to_json(self._initial)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = planning.latest_of(planning.look(self._open(), self._options))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Spark wants one limit, and hands it back; all of ours apply unless it hands back another kind."""
+        options = self._options
+        if options.max_offsets:
+            return ReadMaxRows(options.max_offsets)
+        if options.max_bytes:
+            return ReadMaxBytes(options.max_bytes)
+        if options.min_offsets:
+            return ReadMinRows(options.min_offsets)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """How far the next batch goes. Waits a second for news if there are none."""
+        begin = from_json(start)
+        self._settle(begin)
+        found = self._look(begin)
+        latest = planning.latest_of(found)
+        self._latest = latest
+        self._check(begin, found)
+        if self._target is not None:
+            latest = {
+                place: min(end, self._target[place]) for place, end in latest.items() if place in self._target
+            }
+        latest = {**begin, **latest}  # a queue that is gone stays where it was
+        if not isinstance(limit, ReadAllAvailable):
+            latest = self._limited(begin, latest, found)
+        return to_json(latest)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        return to_json(self._latest) if self._latest else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        options = self._options
+        ranges = ranges_between(from_json(start), from_json(end), not options.fail_on_data_loss)
+        return tasks_for(ranges, options.min_partitions)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._settle(from_json(end))
+
+    def stop(self) -> None:
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+
+    # ---- what the executors do
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Task)
+        return read_task(self._options.where, self._names, partition)
+
+    # ---- looking
+
+    def _open(self) -> Door:
+        if self._door is None:
+            self._door = Door(self._options.where)
+        return self._door
+
+    def _look(self, begin: Sequences) -> dict[str, QueueOffsets]:
+        """How far the queues go, after a while if that is no further than `begin`."""
+        door = self._open()
+        until = time.monotonic() + WAIT_SECONDS
+        while True:
+            found = self._look_once(door, begin)
+            if self._target is not None or self._has_news(begin, found):
+                return found
+            if len(found) == 1 and self._options.queues:
+                [(queue, seen)] = found.items()
+                return {queue: door.offsets(queue, seen.latest(), WAIT_SECONDS)}
+            if time.monotonic() >= until:
+                return found
+            time.sleep(LOOK_SECONDS)
+
+    def _look_once(self, door: Door, begin: Sequences) -> dict[str, QueueOffsets]:
+        options = self._options
+        wanted = set(planning.chosen_queues(door, options))
+        known = {queue for queue, _ in begin}
+        found = {}
+        for queue in sorted(wanted | known):
+            try:
+                found[queue] = door.offsets(queue)
+            except Refused as refusal:
+                if refusal.code != "unknown_queue" or queue not in known:
+                    raise
+                self._lost(f"queue {queue!r} is not there any more")
+        for queue in sorted(found.keys() - known):
+            self._join(door, queue, found[queue])
+        return found
+
+    def _has_news(self, begin: Sequences, found: dict[str, QueueOffsets]) -> bool:
+        """Whether it is worth a batch."""
+        waiting = sum(max(0, end - begin.get(place, 0)) for place, end in planning.latest_of(found).items())
+        if not waiting:
+            self._idle_since = 0.0
+            return False
+        if waiting >= self._options.min_offsets:
+            return True
+        now = time.monotonic()
+        self._idle_since = self._idle_since or now
+        return now - self._idle_since >= self._options.max_delay
+
+    def _check(self, begin: Sequences, found: dict[str, QueueOffsets]) -> None:
+        """Whether what the checkpoint names is still there: told now, before a batch is written down that nobody could
+        ever read."""
+        for queue, seen in found.items():
+            for one in seen.partitions:
+                start = begin.get((queue, one.partition))
+                if start is None:
+                    continue
+                if start > one.latest:
+                    self._lost(
+                        f"partition {one.partition} of queue {queue!r} goes up to {one.latest}, and Spark has read"
+                        f" up to {start}: the queue was deleted and made again, or its broker's data are others"
+                    )
+                elif start < one.earliest:
+                    self._lost(
+                        f"partition {one.partition} of queue {queue!r} is kept from {one.earliest} on, and Spark has"
+                        f" read up to {start} only"
+                    )
+
+    def _lost(self, what: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise DataLost(what)
+        log.warning("%s; going on with what there is (failOnDataLoss=false)", what)
+
+    def _limited(self, begin: Sequences, latest: Sequences, found: dict[str, QueueOffsets]) -> Sequences:
+        options = self._options
+        earliest = planning.earliest_of(found)
+        first = {place: max(begin.get(place, 0), earliest.get(place, 0)) for place in latest}
+        first = {place: start if start <= latest[place] else 0 for place, start in first.items()}
+        waiting = sum(latest[place] - start for place, start in first.items())
+        if self._target is None and options.min_offsets and not self._has_news(begin, found):
+            return begin
+        self._idle_since = 0.0
+        most = options.max_offsets or waiting
+        if options.max_bytes:
+            kept = sum(
+                max(0, one.latest - one.earliest) for seen in found.values() for one in seen.partitions
+            )
+            size = sum(one.bytes for seen in found.values() for one in seen.partitions)
+            most = min(most, max(1, options.max_bytes * max(kept, 1) // max(size, 1)))
+        return admit(first, latest, most)
+
+    # ---- the group
+
+    def _join(self, door: Door, queue: str, seen: QueueOffsets) -> None:
+        """Make the group, so that messages are kept for it from now on; refused while others consume in it."""
+        options = self._options
+        if not options.group:
+            return
+        start = EARLIEST
+        if options.starting_time is not None:
+            start = f"@{options.starting_time:.3f}"
+        elif options.starting == LATEST:
+            start = LATEST
+        try:
+            floors = door.advance(queue, options.group, {}, create=True, start=start)
+            door.advance(queue, options.group, floors)
+        except Refused as refusal:
+            raise InvalidOption(f"option group is {options.group!r}: {refusal.what}", refusal.do) from None
+
+    def _settle(self, done: Sequences) -> None:
+        """Let the group be done with what Spark is done with. Should that fail, the next call says it again: a batch
+        that is written must not fail because of a cursor."""
+        group = self._options.group
+        if not group:
+            return
+        for queue in sorted({queue for queue, _ in done}):
+            ends = {part: seq for (one, part), seq in done.items() if one == queue}
+            if all(self._settled.get((queue, part)) == seq for part, seq in ends.items()):
+                continue
+            try:
+                self._open().advance(queue, group, ends, create=True)
+            except SluiceError as fault:
+                log.warning("the group %s of %s does not follow yet: %s", group, queue, fault)
+            else:
+                self._settled.update({(queue, part): seq for part, seq in ends.items()})

@@ -1,0 +1,173 @@
+"""One Spark session and one broker for all tests of this room; each test has queues of its own.
+
+Most of what a source does can be seen without Java: `house.read(...)` does what Spark's processes do, in this one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiomqtt
+import httpx
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import InputPartition
+
+from sluice.spark import Door, Where, session
+from sluice.spark.offsets import Range, Task
+from sluice.spark.source import SluiceSource
+from tests.admin.living import Worker, publish
+from tests.brokers import Broker, same_build
+from tests.services import need_program
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PATIENCE = 240  # seconds for a test: Java takes its time on a busy machine
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.driver.memory": "1g",
+    # Tests run for seconds: the second compiler of Java would cost more than it gives.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -Xshare:auto",
+    "spark.log.level": "ERROR",
+}
+_names = count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.timeout(PATIENCE))
+            if "spark" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.spark)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    need_program("java")
+    os.environ.update(same_build())  # the workers import the very Sluice that this process has
+    running = session("tests", "local[2,3]", **SETTINGS)
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    broker = Broker(tmp_path_factory.mktemp("broker"), "", (), {})
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def house(running: Broker) -> Iterator[House]:
+    house = House(running, f"q{next(_names)}")
+    yield house
+    house.close()
+
+
+def ranges_of(tasks: Sequence[InputPartition]) -> list[list[Range]]:
+    return [list(task.ranges) for task in tasks if isinstance(task, Task)]
+
+
+class House:
+    """A broker, a queue of the test's own, and what a test says to both."""
+
+    def __init__(self, broker: Broker, queue: str) -> None:
+        self.broker = broker
+        self.queue = queue
+        self.url = f"http://{broker.address('http')}"
+        self.where = Where(self.url, retry_seconds=30)
+        self.door = Door(self.where)
+        self.api = httpx.Client(base_url=f"{self.url}/api/v1", timeout=30)
+        self._batches = count()
+
+    def close(self) -> None:
+        self.door.close()
+        self.api.close()
+
+    # ---- the broker
+
+    def make(self, queue: str = "", partitions: int = 1, **config: Any) -> None:
+        body = {"name": queue or self.queue, "partitions": partitions, **config}
+        answer = self.api.post("/queues", json=body)
+        assert answer.is_success, answer.text
+
+    def fill(self, values: list[str], queue: str = "", key: str = "", **columns: list[Any]) -> None:
+        """One message for each value, with its own text as the key unless told."""
+        keys = [(key or value).encode() for value in values]
+        table = pa.table({"value": [value.encode() for value in values], "key": keys, **columns})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as stream:
+            stream.write_table(table)
+        app, batch = f"fill-{self.queue}", next(self._batches)
+        stage = self.door.stage(app, batch, queue or self.queue, bytes(sink.getvalue()))
+        assert self.door.commit(app, batch, [stage], len(values))
+
+    def lag(self, group: str, queue: str = "") -> float:
+        """As Prometheus sees it."""
+        page = httpx.get(f"{self.url}/metrics", timeout=30).text
+        marks = (f'"{queue or self.queue}"', f'"{group}"')
+        [line] = [
+            line
+            for line in page.splitlines()
+            if line.startswith("mqtt_queue_lag{") and all(mark in line for mark in marks)
+        ]
+        return float(line.rsplit(" ", 1)[1])
+
+    def depth(self, queue: str = "") -> int:
+        """How many messages are kept."""
+        return int(self.api.get(f"/queues/{queue or self.queue}/stats").json()["depth"])
+
+    async def reject(self, payload: bytes, description: str = "no good", **wishes: str) -> None:
+        """Publish, and let a worker of group w reject it: a dead letter."""
+        mqtt = self.broker.mqtt
+        version = aiomqtt.ProtocolVersion.V5
+        async with aiomqtt.Client(
+            mqtt.host, mqtt.port, identifier=f"w-{self.queue}", protocol=version
+        ) as client:
+            worker = Worker(client, self.queue)
+            await worker.join(consumer_group="w")
+            await publish(client, self.queue, payload, **wishes)
+            await worker.settle("reject", await worker.next(), description=description)
+
+    # ---- the source without Java
+
+    def options(self, **options: str) -> dict[str, str]:
+        usual = {"url": self.url, "retrySeconds": "30"}
+        if "subscribePattern" not in options:
+            usual["subscribe"] = self.queue
+        return {**usual, **options}
+
+    def source(self, **options: str) -> SluiceSource:
+        return SluiceSource(self.options(**options))
+
+    def plan(self, **options: str) -> list[list[Range]]:
+        """The ranges of each task of a batch read."""
+        source = self.source(**options)
+        return ranges_of(source.reader(source.schema()).partitions())
+
+    def read(self, **options: str) -> list[dict[str, Any]]:
+        """The rows of a batch read."""
+        source = self.source(**options)
+        reader = source.reader(source.schema())
+        return [
+            row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()
+        ]
+
+    def values(self, **options: str) -> list[str]:
+        return [row["value"].decode() for row in self.read(**options)]
+
+    # ---- the source within Spark
+
+    def load(self, spark: SparkSession, **options: str) -> DataFrame:
+        return spark.read.format("sluice").options(**self.options(**options)).load()
+
+    def stream(self, spark: SparkSession, **options: str) -> DataFrame:
+        return spark.readStream.format("sluice").options(**self.options(**options)).load()

@@ -1,0 +1,227 @@
+"""What the pipelines do, on DataFrames: no broker, no stream."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sluice.spark.faults import InvalidOption
+from sluice.spark.pipelines import audit, compact, dead_letters, flow, redrive, replay, transform
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NOON = datetime(2030, 5, 17, 12, 0, tzinfo=UTC)
+MESSAGES = (
+    "key binary, value binary, queue string, partition int, sequence bigint, timestamp timestamp, message_id string,"
+    " attempt int, topic string, headers map<string,binary>"
+)
+LETTERS = (
+    MESSAGES
+    + ", original_queue string, original_topic string, original_partition int, original_sequence bigint,"
+    " original_message_id string, original_group string, reason string, description string, attempts int,"
+    " first_attempt timestamp, last_attempt timestamp, dead_at timestamp"
+)
+
+
+def message(nth: int, value: str, queue: str = "jobs", at: datetime = NOON, **more: Any) -> tuple[Any, ...]:
+    headers = {name: text.encode() for name, text in more.get("headers", {}).items()}
+    key = more.get("key", f"k{nth}")
+    place = (queue, nth % 2, nth, at, more.get("id", f"m{nth}"), 1, f"$queue/{queue}", headers)
+    return (None if key is None else key.encode(), value.encode(), *place)
+
+
+def letter(nth: int, value: str, reason: str, said: str, minutes: int = 0, **more: Any) -> tuple[Any, ...]:
+    died = NOON + timedelta(minutes=minutes)
+    origin = more.pop("origin", "jobs")
+    group = more.pop("group", "workers")
+    story = (origin, f"$queue/{origin}", 0, nth, f"m{nth}", group, reason, said, 3, died, died, died)
+    return (*message(nth, value, f"dlq/{origin}", died, id=f"L{nth}", **more), *story)
+
+
+@pytest.fixture(scope="module")
+def letters(spark: SparkSession) -> DataFrame:
+    rows = [
+        letter(
+            1, '{"n": NaN}', "rejected", "row 17 has no number", headers={"site": "north", "attempts": "3"}
+        ),
+        letter(2, '{"n": NaN}', "rejected", "row 18 has no number", 60, key="k1"),
+        letter(
+            3, "x" * 500, "max_retries", "host 7f2504e0-4f89-11d3-9a0c-0305e82c3301 is away", 61, group="mail"
+        ),
+        letter(4, "<script>alert(1)</script>", "timeout", "", 62, headers={"redriven-from": "first"}),
+    ]
+    return spark.createDataFrame(rows, LETTERS)
+
+
+def test_letters_that_differ_in_numbers_and_ids_have_one_cause(letters: DataFrame) -> None:
+    found = dead_letters.look(letters).summary()
+    assert found["letters"] == 4
+    told = [(one["cause"], one["reason"], one["letters"], one["groups"]) for one in found["causes"]]
+    assert told[0] == ("row # has no number", "rejected", 2, ["workers"])
+    assert told[1:] == [
+        ("(timeout, nothing said)", "timeout", 1, ["workers"]),
+        ("host # is away", "max_retries", 1, ["mail"]),
+    ]
+    first = found["causes"][0]
+    assert (first["since"], first["until"]) == (
+        "2030-05-17T12:00:00+00:00",
+        "2030-05-17T13:00:00+00:00",
+    )
+    assert (first["example"], first["attempts"], first["keys"]) == ("L2", 3.0, 1)
+
+
+def test_the_report_of_dead_letters_stands_alone_and_shows_payloads_as_text(letters: DataFrame) -> None:
+    page = dead_letters.report(dead_letters.look(letters), "jobs", NOON + timedelta(hours=2))
+    assert page.startswith("<!doctype html>")
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page and "<script" not in page
+    assert "http://" not in page and "https://" not in page and "@import" not in page
+    assert "<svg" in page and "2030-05-17 13:00:00: 1 row # has no number" in page
+    assert "There are none" in dead_letters.report(dead_letters.look(letters.limit(0)), "jobs", NOON)
+
+
+def test_flow_counts_windows_and_times_messages_however_a_time_is_written(spark: SparkSession) -> None:
+    sent = [
+        NOON.isoformat(),
+        str(NOON.timestamp()),
+        str(int(NOON.timestamp() * 1000)),
+        "never",
+        (NOON + timedelta(minutes=9)).isoformat(),
+    ]
+    rows = [
+        message(nth, "12345", at=NOON + timedelta(seconds=nth + 1), headers={"sent-at": text})
+        for nth, text in enumerate(sent)
+    ]
+    rows.append(message(9, "1", at=NOON + timedelta(seconds=61), queue="other"))
+    frame = spark.createDataFrame(rows, MESSAGES)
+    found = flow.windows(frame, "60 seconds", "headers['sent-at']").orderBy("start").collect()
+    first, second = (one.asDict() for one in found)
+    assert {name: first[name] for name in ("queue", "messages", "bytes", "keys", "timed")} == {
+        "queue": "jobs",
+        "messages": 5,
+        "bytes": 25,
+        "keys": 5,
+        "timed": 4,
+    }
+    # 1, 2 and 3 seconds, and one whose clock is ahead of ours; the fourth does not say.
+    assert (first["p50"], first["slowest"]) == (1.0, 3.0)
+    assert (second["queue"], second["messages"], second["timed"], second["p99"]) == ("other", 1, 0, None)
+    told = flow.summary(found, "1m")
+    assert (told["messages"], told["peak_per_second"], told["latency"]["slowest"]) == (6, 5 / 60, 3.0)
+    page = flow.report(found, "jobs", "1m", NOON)
+    assert "<svg" in page and "p99" in page and "3.0 s" in page and "http://" not in page
+    untimed = flow.windows(frame, "60 seconds").collect()
+    assert "--since" in flow.report(untimed, "jobs", "1m", NOON)
+    assert flow.summary(untimed, "1m")["latency"] is None
+    with pytest.raises(InvalidOption, match="--since"):
+        flow.windows(frame, "60 seconds", "no_such_column")
+
+
+def test_an_audit_finds_what_is_missing_and_what_is_double(spark: SparkSession) -> None:
+    def side(*ids: str) -> DataFrame:
+        return audit.identified(spark.createDataFrame([(one,) for one in ids], "id string"))
+
+    # m4 died, was put back and archived a second time, from another place: one message, two rows, no fault.
+    second_life = message(14, "4", id="m4~0.4", headers={"redriven-from": "m4"})
+    archived = [message(nth, str(nth)) for nth in (1, 2, 3, 3, 4)] + [second_life]
+    archive = audit.identified(spark.createDataFrame(archived, MESSAGES))
+    verdict = audit.judge(
+        {
+            "published": side("m1", "m2", "m3", "m4", "m5"),
+            "acked": side("m1", "m1", "m4", "stranger"),
+            "dead": side("m2"),
+            "archived": archive,
+        }
+    )
+    assert verdict.ids == {"published": 5, "acked": 3, "dead": 1, "archived": 4}
+    assert verdict.faults == {
+        "missing": 2,
+        "not archived": 1,
+        "never published": 1,
+        "acked twice": 1,
+        "archived twice": 1,
+    }
+    assert verdict.examples == {
+        "missing": ["m3", "m5"],
+        "not archived": ["m5"],
+        "never published": ["stranger"],
+        "acked twice": ["m1"],
+        "archived twice": ["m3"],
+    }
+    assert not verdict.is_good
+    assert audit.judge({"published": side("a"), "acked": side("a")}).is_good
+    with pytest.raises(InvalidOption, match="compares"):
+        audit.judge({"published": side("a")})
+
+
+def test_letters_are_repaired_with_sql(letters: DataFrame) -> None:
+    chosen = redrive.repaired(letters, "reason = 'rejected'", ["value = replace(text, 'NaN', 'null')"])
+    rows = [row.asDict() for row in chosen.orderBy("sequence").collect()]
+    assert [row["letter"] for row in rows] == ["L1", "L2"]
+    first = rows[0]
+    assert bytes(first["value"]) == b'{"n": null}'
+    assert (bytes(first["key"]), first["queue"], first["message_id"]) == (b"k1", "jobs", "m1~1.1")
+    # The publisher's own headers stay, the story of its death does not.
+    assert {name: bytes(data) for name, data in first["headers"].items()} == {
+        "site": b"north",
+        "redriven-from": b"m1",
+    }
+
+
+def test_a_whole_query_may_repair_letters_if_it_keeps_their_names(letters: DataFrame) -> None:
+    query = "SELECT letter, upper(text) AS value, 'elsewhere' AS queue FROM letters WHERE reason = 'timeout'"
+    [row] = redrive.repaired(letters, sql=query).collect()
+    assert (bytes(row["value"]), row["queue"]) == (b"<SCRIPT>ALERT(1)</SCRIPT>", "elsewhere")
+    assert bytes(row["headers"]["redriven-from"]) == b"first"  # what it was at the very beginning
+    with pytest.raises(InvalidOption, match="letter"):
+        redrive.repaired(letters, sql="SELECT value FROM letters")
+    with pytest.raises(InvalidOption, match="--set"):
+        redrive.repaired(letters, changes=["attempts = 0"])
+    number, [shown] = redrive.preview(redrive.repaired(letters, changes=["value = 'new'"]), letters, 1)
+    assert (number, shown["letter"], shown["reason"]) == (4, "L2", "rejected")
+    assert (shown["before"], shown["after"]) == ('{"n": NaN}', "new")
+
+
+def test_the_last_value_of_a_key_wins_and_an_empty_one_may_end_it(spark: SparkSession) -> None:
+    rows = [
+        message(1, "old", key="a"),
+        message(2, "new", key="a", at=NOON + timedelta(seconds=1)),
+        message(3, "gone", key="b"),
+        message(4, "", key="b", at=NOON + timedelta(seconds=1)),
+        message(5, "nobody's", key=None),
+    ]
+    frame = spark.createDataFrame(rows, MESSAGES)
+    kept = {bytes(one["key"]): bytes(one["value"]) for one in compact.latest(frame).collect()}
+    assert kept == {b"a": b"new", b"b": b""}
+    assert [bytes(one["key"]) for one in compact.latest(frame, drop_empty=True).collect()] == [b"a"]
+
+
+def test_a_transformation_gives_messages(spark: SparkSession, tmp_path: Path) -> None:
+    frame = spark.createDataFrame([message(1, "7"), message(2, "8")], MESSAGES)
+    result = transform.by_sql(frame, "SELECT int(text) * 2 AS value, key, 'even' AS note FROM messages")
+    assert result.columns == ["value", "key"]
+    with pytest.raises(InvalidOption, match="value"):
+        transform.by_sql(frame, "SELECT key FROM messages")
+    file = tmp_path / "own.py"
+    file.write_text("def halve(messages):\n    return messages.limit(1)\n")
+    assert transform.find_function(f"{file}:halve")(frame).count() == 1
+    for wrong in ("halve", f"{file}:none", "no.such.module:f"):
+        with pytest.raises(InvalidOption, match="--function"):
+            transform.find_function(wrong)
+
+
+def test_a_replayed_message_is_a_new_one_that_tells_where_it_comes_from(spark: SparkSession) -> None:
+    rows = [
+        message(3, "c", headers={"site": "south", "delay": "5m"}),
+        message(1, "a"),
+        message(2, "b", at=NOON + timedelta(days=1)),
+    ]
+    frame = spark.createDataFrame(rows, MESSAGES)
+    found = replay.messages(frame, until="2030-05-18 00:00:00", queue="again").collect()
+    assert [(bytes(one["value"]), one["queue"]) for one in found] == [(b"a", "again"), (b"c", "again")]
+    headers = {name: bytes(data) for name, data in found[1]["headers"].items()}
+    assert headers == {"site": b"south", "replayed-from": b"m3"}
+    assert "message_id" not in found[0].asDict()

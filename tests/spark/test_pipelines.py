@@ -1,0 +1,316 @@
+"""The pipelines from queue to table, report or queue: a real broker, real Spark, and crashes in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from sluice.cli import app
+from sluice.spark.pipelines import archive, compact, redrive, replay, running, transform
+from sluice.spark.pipelines import queues as portioning
+from sluice.spark.pipelines.queues import Queues
+from sluice.spark.pipelines.tables import open_table
+from tests.brokers import same_build
+from tests.spark.conftest import House
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WAIT = 60.0
+
+
+def until(condition: Any, what: str) -> None:
+    end = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not come"
+        time.sleep(0.05)
+
+
+def values(path: Path, spark: SparkSession) -> Counter[str]:
+    rows = open_table(path).read(spark).select("value").collect()
+    return Counter(bytes(row["value"]).decode() for row in rows)
+
+
+def kept(house: House, queue: str = "") -> Counter[str]:
+    return Counter(house.values(subscribe=queue or house.queue))
+
+
+def dead(house: House) -> int:
+    """How many dead letters there are."""
+    return int(house.api.get(f"/queues/dlq${house.queue}/stats").json()["depth"])
+
+
+def sluice(*words: str, house: House) -> Any:
+    """The command, in this process: it takes the session that runs."""
+    environ = {"SLUICE_URL": house.url, "SLUICE_MQTT": str(house.broker.mqtt), "SLUICE_TRACEBACK": "1"}
+    return CliRunner().invoke(app, ["pipeline", *words], env=environ, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("kind", ["delta", "parquet"])
+def test_an_archive_holds_each_message_once_and_its_progress_is_the_groups(
+    house: House, spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    house.make(partitions=2)
+    house.fill([f"m{nth}" for nth in range(50)])
+    table = tmp_path / "table"
+    words = ("archive", "--queue", house.queue, "--to", str(table), "--format", kind, "--once", "--json")
+    first = json.loads(sluice(*words, "--rows-per-batch", "20", house=house).stdout)
+    assert first["rows"] == 50 and first["batches"] >= 3 and first["lag"] == 0
+    assert house.lag("archive") == 0
+    house.fill(["late"])
+    second = json.loads(sluice(*words, house=house).stdout)
+    assert (second["rows"], second["batches"]) == (1, 1)
+    wanted = Counter({**{f"m{nth}": 1 for nth in range(50)}, "late": 1})
+    assert values(table, spark) == wanted
+    # A batch that Spark tries again, because it died before it could note that it was done.
+    rows = open_table(table).read(spark).drop("archived_at")
+    keep = archive.keep(open_table(table), lambda: archive.key_of(table / "_sluice" / "checkpoint"))
+    keep(rows, 0)
+    assert values(table, spark) == wanted
+    if kind == "parquet":  # anybody can read the directory, whatever lies beside the files
+        assert pq.read_table(table, partitioning=None).num_rows == 51
+
+
+def test_an_archive_that_is_killed_goes_on_and_repeats_nothing(
+    house: House, spark: SparkSession, tmp_path: Path
+) -> None:
+    house.make(partitions=2)
+    house.fill([f"m{nth}" for nth in range(2000)])
+    table = tmp_path / "table"
+    words = [
+        "pipeline",
+        "archive",
+        "-q",
+        house.queue,
+        "--to",
+        str(table),
+        "--rows-per-batch",
+        "40",
+        "--every",
+        "1ms",
+    ]
+    with (tmp_path / "out").open("wb") as out:
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "sluice", *words, "--url", house.url, "--master", "local[2,3]"],
+            env=same_build(),
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    try:
+        until(lambda: driver.poll() is not None or open_table(table).version() >= 3, "a third batch")
+        assert driver.poll() is None, (tmp_path / "out").read_text()
+    finally:
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+    before = sum(values(table, spark).values())
+    assert 0 < before < 2000
+    running.run(
+        lambda: archive.start(spark, Queues(house.where), house.queue, table, once=True, rows_per_batch=1000),
+        once=True,
+    )
+    assert values(table, spark) == Counter({f"m{nth}": 1 for nth in range(2000)})
+    assert house.lag("archive") == 0
+
+
+def test_a_repaired_letter_is_put_back_once_and_leaves_the_dead(
+    house: House, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues = Queues(house.where)
+    for text in ('{"n": NaN}', '{"n": 1}', "hopeless"):
+        asyncio.run(house.reject(text.encode()))
+    words = [
+        "redrive",
+        "-q",
+        house.queue,
+        "--where",
+        "text LIKE '%NaN%'",
+        "--set",
+        "value=replace(text, 'NaN', '0')",
+    ]
+    shown = sluice(*words, "--dry-run", house=house)
+    assert "1 dead letter in all" in shown.stdout and '{"n": 0}' in shown.stdout
+    assert dead(house) == 3
+
+    # The driver dies after the letters were put back, and before they are ended.
+    with monkeypatch.context() as broken:
+        broken.setattr(Queues, "settle_letters", lambda *told: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            redrive.run(spark, queues, house.queue, where="text LIKE '%NaN%'", changes=["value = 'mended'"])
+    assert (kept(house), dead(house)) == (Counter(["mended"]), 3)
+
+    done = json.loads(sluice(*words, "--yes", "--json", house=house).stdout)
+    assert done == {"put_back": 0, "finished": 1}
+    assert (kept(house), dead(house)) == (Counter(["mended"]), 2)
+
+    # Two at once: the broker takes the number of a portion once.
+    rows = redrive.repaired(queues.read(spark, f"dlq/{house.queue}"), "text = 'hopeless'").toArrow()
+    with monkeypatch.context() as late:
+        late.setattr(Queues, "last_portion", lambda *told: 0)
+        with pytest.raises(redrive.RedriveFailed, match="somebody else"):
+            redrive.put_back(queues, house.queue, rows)
+    assert redrive.run(spark, queues, house.queue).put_back == 2
+    assert kept(house) == Counter(["mended", '{"n": 1}', "hopeless"])
+    assert dead(house) == 0
+
+
+FUNCTION = """
+from pyspark.sql import functions as f
+
+def tripled(text):
+    return str(int(text) * 3)
+
+def without_repetitions(messages):
+    triple = f.udf(tripled)
+    return messages.dropDuplicates(["value"]).withColumn("value", triple(f.col("value").cast("string")))
+"""
+
+
+def test_a_queue_becomes_another_with_sql_or_a_function_with_memory(
+    house: House, spark: SparkSession, tmp_path: Path
+) -> None:
+    house.make(partitions=2)
+    house.fill(["1", "2"])
+    query = "SELECT int(text) * 2 AS value, key, map('by', binary('sql')) AS headers FROM messages WHERE text <> '2'"
+    words = ["transform", "-q", house.queue, "--to", f"{house.queue}/twice", "--once", "--json"]
+    for _ in range(2):  # the second run finds nothing new
+        ran = sluice(*words, "--sql", query, "--checkpoint", str(tmp_path / "sql"), house=house)
+        assert ran.exit_code == 0, ran.stderr
+    [row] = house.read(subscribe=f"{house.queue}/twice", includeHeaders="true")
+    assert (row["value"], row["key"], dict(row["headers"])["by"]) == (b"2", b"1", b"sql")
+
+    own = tmp_path / "own.py"
+    own.write_text(FUNCTION)
+    change = transform.find_function(f"{own}:without_repetitions")
+    for more in (["2", "5"], ["5", "6"]):  # what was seen is remembered from one run to the next
+        house.fill(more)
+        running.run(
+            lambda: transform.start(
+                spark,
+                Queues(house.where),
+                house.queue,
+                f"{house.queue}/thrice",
+                tmp_path / "own",
+                change,
+                group="own",
+                once=True,
+            ),
+            once=True,
+        )
+    assert kept(house, f"{house.queue}/thrice") == Counter(["6", "15", "18"])
+    wrong = sluice(
+        *words, "--sql", "SELECT nothing FROM messages", "--checkpoint", str(tmp_path / "x"), house=house
+    )
+    assert wrong.exit_code == 2 and "nothing" in wrong.stderr and len(wrong.stderr.splitlines()) <= 3
+
+
+def test_a_replay_that_was_cut_short_goes_on_behind_what_it_had_published(
+    house: House, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.make(partitions=2)
+    house.fill([f"m{nth}" for nth in range(30)])
+    table, target = tmp_path / "table", f"{house.queue}/again"
+    assert sluice("archive", "-q", house.queue, "--to", str(table), "--once", house=house).exit_code == 0
+    monkeypatch.setattr(portioning, "PORTION_ROWS", 7)
+    publish, calls = Queues.publish, []
+
+    def cut_short(self: Queues, *told: Any) -> bool:
+        calls.append(told)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return publish(self, *told)
+
+    monkeypatch.setattr(Queues, "publish", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        replay.run(spark, Queues(house.where), table, target)
+    assert sum(kept(house, target).values()) == 14
+    words = ["replay", "--from", str(table), "--queue", target, "--json"]
+    assert json.loads(sluice(*words, "--dry-run", house=house).stdout)["would_publish"] == 30
+    done = json.loads(sluice(*words, "--yes", house=house).stdout)
+    assert (done["published"], done["known"]) == (16, 14)
+    assert kept(house, target) == Counter({f"m{nth}": 1 for nth in range(30)})
+
+
+def test_the_last_values_are_kept_up_to_date_in_a_table_or_a_queue(
+    house: House, spark: SparkSession, tmp_path: Path
+) -> None:
+    house.make(partitions=2)
+    table = tmp_path / "last"
+    words = ["compact", "-q", house.queue, "--to", str(table), "--drop-empty", "--json"]
+    seen = []
+    for fresh, key in ((["a1", "a2"], "a"), (["b1"], "b"), (["a3"], "a"), ([""], "b")):
+        house.fill(fresh, key=key)
+        told = json.loads(sluice(*words, house=house).stdout)
+        seen.append((told["read"], told["keys"], sorted(values(table, spark))))
+    assert seen == [(2, 1, ["a2"]), (1, 2, ["a2", "b1"]), (1, 2, ["a3", "b1"]), (1, 1, ["a3"])]
+    assert house.lag("compact") == 0
+
+    house.fill(["c1", "c2"], queue=f"{house.queue}/source", key="c")
+    done = compact.to_queue(spark, Queues(house.where), f"{house.queue}/source", f"{house.queue}/target")
+    assert (done.read, done.keys, kept(house, f"{house.queue}/target")) == (2, 1, Counter(["c2"]))
+
+
+def test_what_fails_what_flows_and_what_is_missing_is_told(
+    house: House, spark: SparkSession, tmp_path: Path
+) -> None:
+    asyncio.run(house.reject(b"bad"))
+    page = tmp_path / "letters.html"
+    told = sluice("dead-letters", "--queue", house.queue, "--to", str(page), house=house)
+    assert told.exit_code == 0 and "no good" in told.stdout and "1 dead letter, 1 cause" in told.stdout
+    assert "no good" in page.read_text() and f"dlq/{house.queue}" not in told.stderr
+
+    house.fill(["x", "y"], queue=f"{house.queue}/in", message_id=["one", "two"])
+    page = tmp_path / "flow.html"
+    told = sluice(
+        "flow", "-q", f"{house.queue}/in", "--window", "1h", "--to", str(page), "--json", house=house
+    )
+    assert json.loads(told.stdout)["messages"] == 2 and "<svg" in page.read_text()
+
+    log = tmp_path / "published.json"
+    log.write_text('{"job": "one"}\n{"job": "two"}\n{"job": "three"}\n')
+    audit = ["audit", "--published", f"json:{log}#job", "--waiting", f"queue:{house.queue}/in"]
+    told = sluice(*audit, house=house)
+    assert told.exit_code == 5 and "three" in told.stdout and "Something is wrong" in told.stdout
+    log.write_text('{"job": "one"}\n{"job": "two"}\n')
+    assert sluice(*audit, house=house).exit_code == 0
+
+    assert sluice("flow", "-q", f"{house.queue}/none", house=house).exit_code == 3
+    assert sluice("flow", "-q", f"{house.queue}/in", "--window", "soon", house=house).exit_code == 2
+    assert sluice("compact", "-q", "a", "--from", "b", house=house).exit_code == 2
+
+
+def test_flow_watches_a_queue_without_keeping_its_messages(
+    house: House, spark: SparkSession, tmp_path: Path
+) -> None:
+    from sluice.spark.pipelines import flow
+
+    house.make(partitions=1)
+    house.fill(["a"])
+    heard: list[int] = []
+    query = flow.start(
+        spark,
+        Queues(house.where),
+        house.queue,
+        lambda rows: heard.append(sum(row["messages"] for row in rows)),
+        window="3600 seconds",
+        every="100 milliseconds",
+    )
+    try:
+        until(lambda: heard and heard[-1] == 1, "the first message")
+        house.fill(["b", "c"])
+        until(lambda: heard[-1] == 3, "the others")
+    finally:
+        query.stop()
+    assert house.api.get(f"/queues/{house.queue}/groups").json() == []
