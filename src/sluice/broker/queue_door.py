@@ -14,12 +14,12 @@ from mypy_extensions import i64
 from sluice.broker.ecq_door import PREFIX as ECQ_PREFIX
 from sluice.broker.ecq_door import EcqDoor
 from sluice.broker.queue_consumer import QueueConsumer
+from sluice.broker.queue_members import QueueMembers
 from sluice.broker.queue_reasons import reason_of, subscribe_reason_of
 from sluice.broker.queue_topics import (
     ACK,
     ADMIN,
     EXTEND,
-    GROUP,
     NACK,
     PREFIX,
     PUBLISH,
@@ -37,7 +37,6 @@ from sluice.broker.queue_wishes import (
     LAST_MOMENT,
     LAST_SECOND,
     MAX_ID,
-    Options,
     default_group,
     read_delay,
     read_ids,
@@ -63,15 +62,13 @@ from sluice.queues.group import Group
 from sluice.queues.names import fault_of_name
 from sluice.queues.queue import Queue
 from sluice.queues.service import QueueService
-from sluice.queues.start import start_floors
 from sluice.wire.packets import V5, Publish, SubscriptionRequest
 from sluice.wire.properties import PUBACK, PUBREC, Properties
 from sluice.wire.reasons import (
     NOT_AUTHORIZED,
-    TOPIC_FILTER_INVALID,
     TOPIC_NAME_INVALID,
 )
-from sluice.wire.topics import begins, has_wildcard, matches
+from sluice.wire.topics import begins
 
 if TYPE_CHECKING:
     from sluice.broker.admin_topics import AdminTopics
@@ -85,19 +82,6 @@ MAX_TOPIC: Final = 256
 MAX_VALIDATORS: Final = 1000
 
 Validator = Callable[[bytes], str]
-
-
-class WildSubscription:
-    """A filter with wildcards: it joins every queue that matches, now and later."""
-
-    def __init__(
-        self, session: Session, topic_filter: bytes, pattern: bytes, qos: i64, options: Options
-    ) -> None:
-        self.session: Session = session
-        self.topic_filter: bytes = topic_filter
-        self.pattern: bytes = pattern  # the filter less its group
-        self.qos: i64 = qos
-        self.options: Options = options
 
 
 class QueueDoor:
@@ -120,8 +104,7 @@ class QueueDoor:
         self._validators: dict[str, Validator] = {}
         self._topics: dict[bytes, QueueTopic] = {}
         self._wishes = Wishes()
-        self._wild: list[WildSubscription] = []
-        self._left_behind: dict[str, list[QueueConsumer]] = {}  # by queue: whose queue was deleted
+        self.members: QueueMembers = QueueMembers(engine, self.open)
         self.admin: AdminTopics | None = None  # who carries out what is published to $admin/...
         self.responses: Responses | None = None  # who keeps what is published to $queue/responses/...
 
@@ -297,30 +280,16 @@ class QueueDoor:
     def delete(self, queue: Queue) -> None:
         """A queue goes, with all in it. Who has subscribed to it stays so, and joins again if the name comes back."""
         self._begin()
-        left: list[QueueConsumer] = []
-        for group in queue.groups.values():
-            left.extend(consumer for consumer in group.consumers if isinstance(consumer, QueueConsumer))
+        self.members.leave_behind(queue)
         self.engine.delete(queue)
-        if left:
-            self._left_behind[queue.name] = left
         if queue.rules.bindings:
             self.bindings_changed()
 
     def appeared(self, queue: Queue) -> None:
-        for consumer in self._left_behind.pop(queue.name, []):
-            if consumer.session.by_queue.get(queue.name) is consumer:
-                consumer.held = 0
-                self.engine.join(queue, self.engine.group(queue, consumer.group_name), consumer)
-                if consumer.session.connection is None:
-                    self.engine.pause(consumer)
-        self.joined_by_wildcards(queue)
+        self.members.come_back(queue)
+        self.members.join_wild(queue)
         if queue.rules.bindings:
             self.bindings_changed()
-
-    def joined_by_wildcards(self, queue: Queue) -> None:
-        for wild in self._wild:
-            if self._covers(wild.pattern, queue.name) and queue.name not in wild.session.by_queue:
-                self._join(wild.session, wild.topic_filter, queue, wild.qos, wild.options)
 
     def validator(self, queue: Queue) -> Validator:
         """The check that payloads for this queue must pass."""
@@ -457,7 +426,7 @@ class QueueDoor:
             wishes.append(name)
             wishes.append(value)
         try:
-            return self._subscribe(session, request.topic_filter, min(granted, 1), wishes)
+            return self.members.subscribe(session, request.topic_filter, min(granted, 1), wishes)
         except QueueError as error:
             return subscribe_reason_of(error), str(error)
 
@@ -468,149 +437,34 @@ class QueueDoor:
             return
         self._begin()
         try:
-            self._subscribe(session, topic_filter, qos, wishes)
+            self.members.subscribe(session, topic_filter, qos, wishes)
         except QueueError as error:
             self.engine.warnings.append(f"{session.client_id} could not be subscribed again: {error}")
         self.paused(session)
-
-    def _subscribe(
-        self, session: Session, topic_filter: bytes, qos: i64, wishes: list[str]
-    ) -> tuple[int, str]:
-        options = Options(session, wishes)
-        known = parse_queue_topic(topic_filter)
-        if known.verb == GROUP:
-            options.set_group(known.rest.decode())
-            options.id_in_topic = True
-        elif known.verb != PUBLISH:
-            why = known.rest.decode() if known.verb == WRONG else ""
-            return TOPIC_FILTER_INVALID, why or "only queues and groups can be subscribed to"
-        pattern = PREFIX + known.queue.encode()
-        if has_wildcard(pattern):
-            fault = fault_of_name(known.queue.replace("+", "any").replace("#", "any"))
-            if fault:
-                return TOPIC_FILTER_INVALID, fault
-            self._drop_wild(session, topic_filter)
-            self._wild.append(WildSubscription(session, topic_filter, pattern, qos, options))
-            for queue in list(self.engine.queues.values()):
-                if self._covers(pattern, queue.name):
-                    before = session.by_queue.get(queue.name)
-                    if before is None or before.topic_filter == topic_filter:
-                        self._join(session, topic_filter, queue, qos, options)
-        else:
-            fault = fault_of_name(known.queue)
-            if fault:
-                return TOPIC_FILTER_INVALID, fault
-            named = self.engine.queues.get(known.queue)
-            self._join(session, topic_filter, named or self.open(known.queue), qos, options)
-        session.queue_requests[topic_filter] = (int(qos), wishes)
-        return int(qos), ""
-
-    def _covers(self, topic_filter: bytes, name: str) -> bool:
-        """Whether a wildcard means this queue. Dead letters are meant only by a filter that names them."""
-        if name.startswith("dlq/") and not topic_filter.startswith(b"$queue/dlq/"):
-            return False
-        return matches(topic_filter, PREFIX + name.encode())
-
-    def _join(self, session: Session, topic_filter: bytes, queue: Queue, qos: i64, options: Options) -> None:
-        engine = self.engine
-        before = session.by_queue.get(queue.name)
-        prefetch: i64 = options.prefetch or queue.rules.prefetch
-        if before is not None:
-            if before.group_name == options.group and before.id_in_topic == options.id_in_topic:
-                before.prefetch = (
-                    prefetch  # the same again, as clients do on each connect: what it holds stays with it
-                )
-                before.qos = qos
-                before.by_puback = options.by_puback
-                before.extra = options.extra
-                before.topic_filter = topic_filter
-                if before.priority != options.priority or before.exclusive != options.exclusive:
-                    before.priority = options.priority
-                    before.exclusive = options.exclusive
-                    engine.resume(before)
-                engine.feed(before)
-                return
-            self._leave(before)
-        group = queue.groups.get(options.group)
-        if group is None:
-            group = engine.group(queue, options.group, start_floors(queue, options.start))
-        consumer = QueueConsumer(
-            session,
-            topic_filter,
-            queue.name,
-            options.group,
-            qos,
-            prefetch,
-            options.priority,
-            options.exclusive,
-            options.by_puback,
-            options.id_in_topic,
-            options.extra,
-        )
-        session.by_queue[queue.name] = consumer
-        engine.join(queue, group, consumer)
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
         """Whether there was such a subscription."""
         if begins(topic_filter, ECQ_PREFIX):
             return self.ecq.unsubscribe(session, topic_filter)
         self._begin()
-        found = session.queue_requests.pop(topic_filter, None) is not None
-        self._drop_wild(session, topic_filter)
-        for name, consumer in list(session.by_queue.items()):
-            if consumer.topic_filter == topic_filter:
-                other = self._wild_for(session, name)
-                if other is not None and other.options.group == consumer.group_name:
-                    consumer.topic_filter = other.topic_filter  # it goes on under its other name
-                    continue
-                del session.by_queue[name]
-                self._leave(consumer)
-                if other is not None:
-                    queue = self.engine.queues.get(name)
-                    if queue is not None:
-                        self._join(session, other.topic_filter, queue, other.qos, other.options)
-        return found
-
-    def _leave(self, consumer: QueueConsumer) -> None:
-        if consumer.session.starving is not None:
-            consumer.session.starving.remove(consumer)
-        self.engine.leave(consumer)
-
-    def _drop_wild(self, session: Session, topic_filter: bytes) -> None:
-        for wild in self._wild:
-            if wild.session is session and wild.topic_filter == topic_filter:
-                self._wild.remove(wild)
-                return
-
-    def _wild_for(self, session: Session, name: str) -> WildSubscription | None:
-        for wild in self._wild:
-            if wild.session is session and self._covers(wild.pattern, name):
-                return wild
-        return None
+        return self.members.unsubscribe(session, topic_filter)
 
     # ---- a session comes and goes
 
     def paused(self, session: Session) -> None:
         """Its connection is gone, the session waits: it keeps what it holds until the deadlines, and gets no more."""
         self._begin()
-        for consumer in session.by_queue.values():
-            self.engine.pause(consumer)
+        self.members.pause(session)
 
     def resumed(self, session: Session) -> None:
         self._begin()
-        for consumer in session.by_queue.values():
-            self.engine.resume(consumer)
+        self.members.resume(session)
 
     def ended(self, session: Session) -> None:
         self.ecq.ended(session)
-        if not session.by_queue and not self._wild:
-            return
-        self._begin()
-        self._wild = [wild for wild in self._wild if wild.session is not session]
-        for consumer in list(session.by_queue.values()):
-            self.engine.leave(consumer)
-        session.by_queue = {}
-        session.starving = None
+        if session.by_queue or self.members.has_wild():
+            self._begin()
+            self.members.end(session)
 
     def acknowledged(self, lease: Lease, reason: i64) -> None:
         """A PUBACK that is an ack, or with a failure reason a nack."""
