@@ -120,7 +120,7 @@ async def test_a_question_is_taken_back_when_its_asker_has_gone(
         return []
 
     monkeypatch.setattr(door.house.service, "verify", stuck)
-    monkeypatch.setattr("sluice.admin.rest.node.VERIFY_SECONDS", 0.1)
+    monkeypatch.setattr("sluice.admin.rest.node.VERIFY_SECONDS", 0.5)
     told = await door.no(503, "GET", "/verify")
     assert told["error"] == "busy"
     async with asyncio.timeout(30):
@@ -208,7 +208,9 @@ async def test_bytes_behind_an_answer_do_not_keep_a_connection(
     reader, writer = await asyncio.open_connection(door.address.host, door.address.port)
     writer.write(HEALTH)
     assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
-    monkeypatch.setattr("sluice.admin.rest.line.HEAD_SECONDS", 0.1)  # the first head may take its time to come
+    monkeypatch.setattr(
+        "sluice.admin.rest.line.HEAD_SECONDS", 0.1
+    )  # the first head may take its time to come
     writer.write(HEALTH + behind if at_once else behind)
     answers = await told(reader)  # up to the end of the connection
     assert answers.count(b"HTTP/1.1 200 ") == int(at_once)
