@@ -15,6 +15,7 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from sluice.access.identity import Keyring
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminStub
 from sluice.admin.grpc.server import GrpcTls, serve_grpc
@@ -22,6 +23,7 @@ from sluice.broker.listener import ListenerError
 from sluice.errors import ConfigError
 from tests.admin.grpc.conftest import Door
 from tests.admin.living import Living, living
+from tests.admin.rest.conftest import Tokens
 from tests.brokers import StartBroker
 
 
@@ -146,6 +148,21 @@ def channel_to(address: object, own: bool) -> grpc.aio.Channel:
         b"".join(one.bytes() for one in issued.cert_chain_pems) if own else None,
     )
     return grpc.aio.secure_channel(str(address), credentials)
+
+
+async def test_who_may_not_watch_any_more_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluice.admin.grpc.gate.AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("sluice.admin.grpc.calls.WATCH_SECONDS", 0.01)
+    tokens = Tokens()
+    async with living() as house:
+        server = await serve_grpc(house.desk, Keyring(tokens), "127.0.0.1", 0, None)
+        async with grpc.aio.insecure_channel(str(server.address)) as channel:
+            who = (("authorization", "Bearer viewer"),)
+            watch = QueueAdminStub(channel).Watch(pb.WatchRequest(), metadata=who)
+            assert [(await watch.read()).node.queues for _ in range(3)] == [0, 0, 0]
+            monkeypatch.setattr(tokens, "of_bearer", lambda text: None)
+            assert await watch.code() == grpc.StatusCode.UNAUTHENTICATED
+        await server.stop(0)
 
 
 async def test_over_tls_the_certificate_is_the_one_that_was_given() -> None:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from sluice.access.identity import Keyring
-from tests.admin.rest.conftest import Door, OpenDoor, until
+from tests.admin.rest.conftest import Door, OpenDoor, Tokens, until
 
 
 class Stream:
@@ -88,6 +88,22 @@ async def test_listening_takes_a_viewer(open_door: OpenDoor, keyring: Keyring) -
     await door.no(401, "GET", "/live")
     async with listening(door, headers={"Authorization": "Bearer viewer"}) as stream:
         assert await stream.find("queues")
+
+
+async def test_who_may_not_listen_any_more_hears_nothing_more(
+    open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice.admin.rest.live.AGAIN_SECONDS", 0.0)
+    tokens = Tokens()
+    door = await open_door(Keyring(tokens))
+    headers = {"Authorization": "Bearer viewer"}
+    async with listening(door, headers=headers) as stream:
+        for _ in range(3):
+            await stream.find("queues")
+        monkeypatch.setattr(tokens, "of_bearer", lambda text: None)
+        with pytest.raises(EOFError):
+            await stream.find("never")
+    await door.no(401, "GET", "/live", headers=headers)
 
 
 async def test_many_listeners_cost_as_much_as_one_and_none_costs_nothing(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, Final
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 SERVICE: Final = "sluice.admin.v1.QueueAdmin"
 DETAILS_LIMIT: Final = 2000  # characters: the details travel in a header, and headers are small
+
+AGAIN_SECONDS: Final = 15.0  # how often it is seen that who watches still may: tokens end, and are taken away
 
 CALLER: Final[ContextVar[Identity]] = ContextVar("CALLER")  # whoever the handler works for
 
@@ -171,7 +174,11 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         ) -> AsyncIterator[Any]:
             try:
                 await self._admit(method, context)
+                asked = time.monotonic()
                 async for answer in handle(await only(requests), context):
+                    if time.monotonic() - asked > AGAIN_SECONDS:
+                        await self._admit(method, context)
+                        asked = time.monotonic()
                     yield answer
             except Exception as error:
                 await refuse(context, error, method)

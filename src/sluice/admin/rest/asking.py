@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 ANSWER_SECONDS: Final = 30.0  # a question that the broker has not answered by then is taken back
 IDENTITY: Final = "sluice.identity"  # where the gate leaves who is asking
+AGAIN: Final = "sluice.again"  # and how to ask that once more, for answers that last
 
 
 async def ask(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+from functools import partial
 from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
@@ -20,7 +21,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sluice.access.identity import Keyring
-from sluice.admin.rest.asking import IDENTITY
+from sluice.admin.rest.asking import AGAIN, IDENTITY
 from sluice.admin.rest.refusals import (
     BodyTooLarge,
     BodyTooSlow,
@@ -96,10 +97,12 @@ class Gate:
             if self._under_way > MOST_AT_ONCE:
                 raise Busy(f"{MOST_AT_ONCE} requests are under way already", "Send fewer at once")
             peer = scope["client"][0] if scope.get("client") else ""
-            identity = await self._keyring.recognise(headers.get("authorization"), peer)
+            again = partial(self._keyring.recognise, headers.get("authorization"), peer)
+            identity = await again()
             if identity.anonymous:
                 self._check_host(headers.get("host", ""))
             scope[IDENTITY] = identity
+            scope[AGAIN] = again
             raw: bytes = scope.get("raw_path") or path.encode()
             scope["path"] = "/".join(one_level(one) for one in raw.decode("latin-1").split("/"))
         if scope["method"] in ("GET", "HEAD", "OPTIONS", "TRACE"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Annotated, Final
 
@@ -18,13 +18,13 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from sluice.admin.desk import Desk
-from sluice.admin.rest.asking import ask, ask_desk
+from sluice.admin.rest.asking import AGAIN, ask, ask_desk
 from sluice.admin.rest.models import Node, Queue, QueueDetail, Sample
 from sluice.admin.rest.refusals import Busy, Stopping, answers
 from sluice.admin.rest.values import plain_name
 from sluice.admin.service import AdminService
 from sluice.admin.views import QueueView
-from sluice.errors import SluiceError
+from sluice.errors import AccessError, SluiceError
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +34,16 @@ EACH_SECONDS: Final = 1.0
 HEARTBEAT_SECONDS: Final = (
     3.0  # a comment when there is nothing to tell, so that both ends know of each other
 )
-LONGEST_SECONDS: Final = 3600.0  # then the listener comes again, and is asked again who it is
+LONGEST_SECONDS: Final = 3600.0  # then the listener comes again
+AGAIN_SECONDS: Final = (
+    15.0  # how often it is seen that a listener may still listen: tokens end, and are taken away
+)
 MOST_LISTENERS: Final = 200
 PAGE: Final = 1000
 MOST_QUEUES: Final = 10_000  # in one sample
+
+
+Again = Callable[[], Awaitable[object]]
 
 
 def event(name: str, data: str) -> bytes:
@@ -92,14 +98,18 @@ class LiveFeed:
             listener.tell(self._newest)
         return listener
 
-    async def stream(self, queue: str, first: bytes) -> AsyncIterator[bytes]:
-        """What one listener is sent, until it goes, the server stops, or it is time to say again who it is. It counts
-        as one from the first byte on: of a stream that nobody begins to read, nothing stays behind."""
+    async def stream(self, queue: str, first: bytes, again: Again) -> AsyncIterator[bytes]:
+        """What one listener is sent, until it goes, the server stops, or it may not listen any more: `again` refuses.
+        It counts as one from the first byte on: of a stream that nobody begins to read, nothing stays behind."""
         listener = self._join(queue)
-        end = time.monotonic() + LONGEST_SECONDS
+        asked = time.monotonic()
+        end = asked + LONGEST_SECONDS
         try:
             yield first or b": welcome\n\n"
             while not self.closed and time.monotonic() < end:
+                if time.monotonic() - asked > AGAIN_SECONDS:
+                    await again()
+                    asked = time.monotonic()
                 try:
                     async with asyncio.timeout(HEARTBEAT_SECONDS):
                         await listener.told.wait()
@@ -110,6 +120,8 @@ class LiveFeed:
                 news, listener.news = listener.news, b""
                 if news:
                     yield news
+        except AccessError:
+            return
         finally:
             self._listeners.discard(listener)
 
@@ -197,7 +209,7 @@ async def live(request: Request, query: Annotated[LiveQuery, Query()]) -> Stream
     first = detail_event(await ask(request, lambda service: service.queue(name))) if name else b""
     feed.admit()
     return StreamingResponse(
-        feed.stream(name, first),
+        feed.stream(name, first, request.scope[AGAIN]),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
