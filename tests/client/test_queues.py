@@ -380,3 +380,14 @@ async def test_acks_after_the_end_of_the_client_are_no_fault(sluice_broker: Virt
     await asyncio.sleep(0)
     with pytest.raises(ClientClosed):
         await second.ack(confirm=True)
+
+
+async def test_the_place_of_what_was_refused_is_told_however_many_there_are() -> None:
+    broker = VirtualBroker(queues={"small": {"limits": {"max_message_size": 10}}})
+    async with broker.client(max_unconfirmed=5) as client:  # so that answers come in between
+        with pytest.raises(SomeRefused) as caught:
+            await client.publisher("small").send_many(
+                "x" * (11 if number % 7 == 3 else 1) for number in range(50)
+            )
+    assert list(caught.value.refused) == [3, 10, 17, 24, 31, 38, 45]
+    assert broker.depth("small") == 43
