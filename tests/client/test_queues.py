@@ -391,3 +391,11 @@ async def test_the_place_of_what_was_refused_is_told_however_many_there_are() ->
             )
     assert list(caught.value.refused) == [3, 10, 17, 24, 31, 38, 45]
     assert broker.depth("small") == 43
+
+
+async def test_a_client_is_one_member_of_one_group_of_a_queue(sluice_broker: VirtualBroker) -> None:
+    async with sluice_broker.client() as client:
+        async with client.consumer("jobs", group="one"):
+            with pytest.raises(Unsupported, match="use a second client for another group"):
+                await client.consumer("jobs", group="other").open()
+        await client.consumer("jobs", group="other").open()

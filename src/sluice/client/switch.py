@@ -50,6 +50,10 @@ class Switch:
         self._routes = [route for route in self._routes if route[1] is not receiver]
         self._known.clear()
 
+    def serves(self, topic_filter: str) -> bool:
+        """Whether somebody has said that these topics are its own."""
+        return any(known == topic_filter.encode() for known, _ in self._routes)
+
     def find(self, topic: str) -> Receiver | None:
         try:
             return self._known[topic]
