@@ -234,5 +234,8 @@ class Consumer:
     def flush(self) -> None:
         self.settler.flush()
 
+    async def leave(self) -> None:
+        await self.close()
+
     def end(self, error: ClientError | None) -> None:
         self._inbox.end(error)

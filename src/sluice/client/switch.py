@@ -24,6 +24,9 @@ class Receiver(Protocol):
     def flush(self) -> None:
         """Say now what was to be said at the end of the turn."""
 
+    async def leave(self) -> None:
+        """The client is about to close: say goodbye, and give back what is not settled."""
+
     def session_lost(self) -> None:
         """The server has forgotten the session: what it had given us, it gives again."""
 
