@@ -90,6 +90,10 @@ class Proxy:
         self._listener = await asyncio.start_server(self._accept, self.host, self.port)
         self.port = self._listener.sockets[0].getsockname()[1]
 
+    def lead_to(self, server: Server) -> None:
+        """New lines go to another server: the one before was started anew, on another port."""
+        self._server = server
+
     def cut(self) -> None:
         """Break every line there is, at once and without a word."""
         for writer in list(self._writers):

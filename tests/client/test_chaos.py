@@ -1,4 +1,4 @@
-"""Lines that break at random: nothing is lost, and the order of each key is kept.
+"""Lines that break at random, and a broker that is killed: nothing is lost, and the order of each key is kept.
 
 A few seconds in the suite; `CHAOS_SECONDS=60 python -m pytest tests/client/test_chaos.py` for longer."""
 
@@ -8,6 +8,7 @@ import asyncio
 import os
 import random
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
@@ -66,3 +67,52 @@ async def test_nothing_is_lost_and_the_order_of_each_key_is_kept_while_lines_bre
         first_seen = list(dict.fromkeys(numbers))
         assert first_seen == list(range(sent)), key
         assert numbers == sorted(numbers), f"an earlier one came again after a later one of key {key}"
+
+
+async def test_a_worker_and_a_publisher_outlive_their_broker(tmp_path: Path) -> None:
+    """`kill -9` in the midst of it; what the broker had promised it still has, and the rest is sent again."""
+    house = Broker(tmp_path, "", (), {})
+    proxy = Proxy(house.mqtt)
+    await proxy.start()
+    url = f"mqtt://127.0.0.1:{proxy.port}"
+    app = Worker(url, name="survivor", backoff=QUICK)
+    seen: dict[str, list[int]] = defaultdict(list)
+    changed = asyncio.Event()
+
+    @app.task("events", concurrency=10)
+    async def event(delivery: Delivery) -> None:
+        seen[delivery.key or ""].append(int(delivery.payload))
+        changed.set()
+
+    async def until_seen(count: int) -> None:
+        while not all(set(range(count)) <= set(seen[str(key)]) for key in range(KEYS)):
+            changed.clear()
+            await changed.wait()
+
+    serving = asyncio.create_task(app.serve())
+    try:
+        async with Client.from_url(url, client_id="publisher", backoff=QUICK) as client:
+            publisher = client.publisher("events")
+
+            async def send(number: int) -> None:
+                await asyncio.gather(*(publisher.send(str(number), key=str(key)) for key in range(KEYS)))
+
+            for number in range(5):
+                await send(number)
+            await until_seen(3)
+            sending = asyncio.create_task(send(5))
+            await asyncio.sleep(0)
+            house.kill()
+            house = await asyncio.to_thread(Broker, tmp_path, "", (), {})
+            proxy.lead_to(house.mqtt)
+            await sending
+            await send(6)
+            async with asyncio.timeout(45):
+                await until_seen(7)
+        app.stop()
+        await serving
+    finally:
+        await proxy.stop()
+        house.stop()
+    for key, numbers in seen.items():
+        assert list(dict.fromkeys(numbers)) == list(range(7)), key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -171,6 +172,28 @@ async def test_a_consumer_that_leaves_gives_back_what_it_has_not_settled(
         assert {job.attempt for job in await take(client, "jobs", 3)} == {1}
 
 
+async def test_a_client_that_is_closed_gives_back_what_its_consumers_hold(
+    sluice_broker: VirtualBroker,
+) -> None:
+    async with sluice_broker.client("w-1") as client:
+        await client.publisher("jobs").send_many(["a", "b", "c"])
+        await (await anext(client.consumer("jobs"))).ack()
+    account = sluice_broker.ledger("jobs", "w")
+    assert (account.acked, account.waiting, account.retrying) == (1, 2, 0)
+
+
+async def test_a_client_that_fails_leaves_what_it_held_to_others_as_a_failure(
+    sluice_broker: VirtualBroker,
+) -> None:
+    with suppress(ValueError):
+        async with sluice_broker.client("w-1") as client:
+            await client.publisher("jobs").send("x")
+            await anext(client.consumer("jobs"))
+            raise ValueError("the program breaks")
+    async with sluice_broker.client("w-2") as client:
+        assert (await anext(client.consumer("jobs"))).attempt == 2
+
+
 async def test_several_consumers_share_a_connection_with_plain_messages(
     sluice_broker: VirtualBroker,
 ) -> None:
@@ -262,21 +285,30 @@ async def test_a_delivery_that_is_said_again_because_its_answer_was_lost_is_hand
 
 
 async def test_what_waits_here_is_forgotten_when_others_have_it(sluice_broker: VirtualBroker) -> None:
-    async with sluice_broker.client("w-1") as client, sluice_broker.client("w-2") as other:
+    gate = asyncio.Event()
+    gate.set()
+
+    async def dial(protocol: asyncio.Protocol) -> None:
+        await gate.wait()
+        await sluice_broker.dial(protocol)
+
+    async with sluice_broker.client("w-1", dial=dial) as client:
         consumer = client.consumer("jobs")
         await consumer.open()
         await sluice_broker.publish("jobs", "x")
         await sluice_broker.settle()
         assert consumer.buffered == 1
-        preferred = other.consumer("jobs", priority=1)
-        await preferred.open()
+        gate.clear()
         sluice_broker.cut_lines()
         await sluice_broker.settle()
-        await other.wait_connected()
-        await client.wait_connected()
-        await sluice_broker.settle()
-        assert (consumer.buffered, preferred.buffered) == (0, 1)
-        assert consumer.settler.held == {}
+        async with sluice_broker.client("w-2") as other:
+            preferred = other.consumer("jobs", priority=1)
+            await preferred.open()
+            gate.set()
+            await client.wait_connected()
+            await sluice_broker.settle()
+            assert (consumer.buffered, preferred.buffered) == (0, 1)
+            assert consumer.settler.held == {}
 
 
 async def test_without_a_session_what_waits_here_is_dropped_and_comes_again(
@@ -376,7 +408,27 @@ async def test_acks_after_the_end_of_the_client_are_no_fault(sluice_broker: Virt
     async with sluice_broker.client("w-1") as client:
         await client.publisher("jobs").send_many(["a", "b"])
         first, second = await take(client, "jobs", 2)
+        await client.close(drain_seconds=0)
     assert await first.ack()
     await asyncio.sleep(0)
     with pytest.raises(ClientClosed):
         await second.ack(confirm=True)
+
+
+async def test_the_place_of_what_was_refused_is_told_however_many_there_are() -> None:
+    broker = VirtualBroker(queues={"small": {"limits": {"max_message_size": 10}}})
+    async with broker.client(max_unconfirmed=5) as client:  # so that answers come in between
+        with pytest.raises(SomeRefused) as caught:
+            await client.publisher("small").send_many(
+                "x" * (11 if number % 7 == 3 else 1) for number in range(50)
+            )
+    assert list(caught.value.refused) == [3, 10, 17, 24, 31, 38, 45]
+    assert broker.depth("small") == 43
+
+
+async def test_a_client_is_one_member_of_one_group_of_a_queue(sluice_broker: VirtualBroker) -> None:
+    async with sluice_broker.client() as client:
+        async with client.consumer("jobs", group="one"):
+            with pytest.raises(Unsupported, match="use a second client for another group"):
+                await client.consumer("jobs", group="other").open()
+        await client.consumer("jobs", group="other").open()

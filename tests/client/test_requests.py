@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
 import paho.mqtt.client as paho
@@ -12,10 +13,10 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 
-from sluice.client import Client, ClientClosed, Message, RequestTimeout, Unsupported
+from sluice.client import Client, ClientClosed, Message, RequestTimeout, SubscribeRefused, Unsupported
 from sluice.testing import VirtualBroker
 from sluice.worker import Worker
-from tests.brokers import Broker
+from tests.brokers import Broker, StartBroker
 
 
 def make_responder() -> Worker:
@@ -221,4 +222,40 @@ async def test_paho_asks_and_a_worker_answers(broker: Broker) -> None:
             answer = await asker.heard.get()
             assert answer.payload == b'{"ann":true}'
             assert answer.properties.CorrelationData == b"\xff\x01"
+        await running.stop(0)
+
+
+RULES = """
+[[rule]]
+allow = ["connect"]
+
+[[rule]]
+allow = ["queue-publish"]
+queues = ["requests/#", "responses/#"]
+
+[[rule]]
+allow = ["queue-consume", "queue-settle"]
+clients = ["auth-*"]
+queues = ["requests/#"]
+
+[[rule]]
+name = "answers are for who asked"
+allow = ["queue-consume"]
+queues = ["responses/%c/#"]
+"""
+
+
+async def test_access_rules_can_give_each_client_its_own_answers_and_no_others(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    (tmp_path / "rules.toml").write_text(RULES)
+    address = start_broker(config=f'[auth]\nrules = "{tmp_path}/rules.toml"\n').mqtt
+    async with (
+        Client(address.host, address.port, client_id="auth-1") as service,
+        Client(address.host, address.port, client_id="web-1") as client,
+    ):
+        running = await make_responder().start(service)
+        assert (await client.request("$queue/requests/auth", "ann")).payload == b'{"ann":true}'
+        with pytest.raises(SubscribeRefused):
+            await client.subscribe("$queue/responses/auth-1/#", qos=1)
         await running.stop(0)

@@ -17,7 +17,8 @@ from tests.client.servers import free_port
 # What only the library's own parts use, or what only makes sense with a loop.
 INNER = {
     library.Client: {"acknowledge", "forget_subscription", "lend", "submit", "switch", "withdraw"},
-    library.Consumer: {"end", "extend", "flush", "give_back", "receive", "reply", "session_lost", "settle"}
+    library.Consumer: {"end", "extend", "flush", "give_back", "leave", "receive", "reply"}
+    | {"session_lost", "settle"}
     | {"settler", "slow_down", "take_waiting"},
     library.Delivery: {"has_twin", "message", "place", "taken"},
     library.Publisher: set(),

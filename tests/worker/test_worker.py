@@ -13,7 +13,7 @@ import msgspec
 import pydantic
 import pytest
 
-from sluice.client import Backoff, ConnectionLost, Delivery
+from sluice.client import Backoff, ConnectionLost, Delivery, SubscribeRefused
 from sluice.errors import ConfigError
 from sluice.testing import VirtualBroker
 from sluice.worker import Reject, Retry, Worker
@@ -446,6 +446,21 @@ async def test_a_worker_whose_connection_is_lost_for_good_says_why(sluice_broker
     sluice_broker.cut_lines()
     with pytest.raises(ConnectionLost, match="the line went dead"):
         await serving
+
+
+async def test_a_worker_of_which_one_task_is_refused_does_not_start(sluice_broker: VirtualBroker) -> None:
+    app = Worker(name="w")
+
+    async def job(payload: bytes) -> None: ...
+
+    app.task("jobs")(job)
+    app.task("no//queue")(job)
+    async with sluice_broker.client() as client:
+        with pytest.raises(SubscribeRefused):
+            await app.start(client)
+        await sluice_broker.publish("jobs", b"x")
+        await sluice_broker.settle()
+        assert sluice_broker.ledger("jobs", "w").waiting == 1
 
 
 async def test_a_worker_waits_for_a_broker_that_is_not_there_yet(

@@ -163,13 +163,16 @@ class Client:
     async def close(
         self, *, drain_seconds: float = 5.0, reason: int = 0, session_expiry: int | None = None
     ) -> None:
-        """Wait up to `drain_seconds` for unconfirmed publishes, say goodbye, end every task. Safe to call twice.
+        """Give back what consumers hold and wait for unconfirmed publishes, up to `drain_seconds` for both. Then say
+        goodbye and end every task. Safe to call twice.
 
         `reason` 0x04 makes the server publish the will; `session_expiry` changes how long it keeps the session."""
         try:
             if drain_seconds > 0 and self._error is None:
                 try:
                     async with asyncio.timeout(drain_seconds):
+                        for receiver in self.switch.receivers():
+                            await receiver.leave()
                         await self.drain()
                 except (TimeoutError, ClientError):
                     pass  # what is left is told to whoever waits for it, below

@@ -70,10 +70,16 @@ class Consumer:
             raise ClientClosed("the consumer is closed", "Make a new one with client.consumer(...)")
         client = self._client
         if self._explicit:
-            self._filter = topic = QUEUE_PREFIX + self.queue
+            topic_filter = topic = QUEUE_PREFIX + self.queue
         else:
-            self._filter = f"{QUEUE_PREFIX}{self.queue}/$group/{self._group_by_name()}"
+            topic_filter = f"{QUEUE_PREFIX}{self.queue}/$group/{self._group_by_name()}"
             topic = f"{QUEUE_PREFIX}{self.queue}/$msg/#"
+        if client.switch.serves(topic):  # the broker knows one member per client and queue
+            raise Unsupported(
+                f"this client consumes {self.queue!r} already",
+                "Take from that consumer, close it first, or use a second client for another group",
+            )
+        self._filter = topic_filter
         client.switch.add(topic, self)
         try:
             await self._subscribe()
@@ -227,6 +233,9 @@ class Consumer:
 
     def flush(self) -> None:
         self.settler.flush()
+
+    async def leave(self) -> None:
+        await self.close()
 
     def end(self, error: ClientError | None) -> None:
         self._inbox.end(error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from sluice.client.client import Client
 
 QUEUE_PREFIX: Final = "$queue/"
+BREATH: Final = 256  # messages of `send_many` after which others get their turn
 
 
 class SendOptions(TypedDict, total=False):
@@ -112,22 +114,27 @@ class Publisher:
         """Publish payloads, or `Draft`s where they need options, as fast as the broker takes them; their ids, when all
         are stored. What is refused does not hold up the rest: `SomeRefused` tells of it at the end."""
         client = self._client
-        confirms: list[Confirm] = []
         names: list[str] = []
+        refused: dict[int, Exception] = {}
+        under_way: deque[Confirm] = (
+            deque()
+        )  # answered ones are let go at once: a million messages are not held
         for one in payloads:
             confirm, name = self._confirm(one if isinstance(one, Draft) else Draft(one))
             if not client.has_room:
                 await client.room()
             client.submit(confirm)
-            confirms.append(confirm)
             names.append(name)
-        refused: dict[int, Exception] = {}
-        for place, confirm in enumerate(confirms):
-            await finished(confirm)
-            if confirm.error is not None:
-                refused[place] = confirm.error
+            if len(names) % BREATH == 0:
+                await asyncio.sleep(0)
+            under_way.append(confirm)
+            while under_way and under_way[0].done:
+                _look_at(under_way.popleft(), len(names) - len(under_way) - 1, refused)
+        while under_way:
+            await finished(under_way[0])
+            _look_at(under_way.popleft(), len(names) - len(under_way) - 1, refused)
         if refused:
-            raise SomeRefused(refused, len(confirms))
+            raise SomeRefused(refused, len(names))
         return names
 
     def _confirm(self, draft: Draft) -> tuple[Confirm, str]:
@@ -165,6 +172,11 @@ class Publisher:
         if draft.correlation_data is not None:
             given["correlation_data"] = draft.correlation_data
         return Confirm(make_publish(version, self.topic, payload, 1, False, given)), name
+
+
+def _look_at(confirm: Confirm, place: int, refused: dict[int, Exception]) -> None:
+    if confirm.error is not None:
+        refused[place] = confirm.error
 
 
 def duration_text(value: float | str) -> str:

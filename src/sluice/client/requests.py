@@ -122,6 +122,9 @@ class Requester:
     def flush(self) -> None:
         """Questions are sent when they are asked."""
 
+    async def leave(self) -> None:
+        """Nothing is held here. Who still waits for an answer hears of the end."""
+
     def session_lost(self) -> None:
         """The subscription is renewed by the client, and questions are still open: the broker keeps answers a while."""
 

@@ -24,6 +24,9 @@ class Receiver(Protocol):
     def flush(self) -> None:
         """Say now what was to be said at the end of the turn."""
 
+    async def leave(self) -> None:
+        """The client is about to close: say goodbye, and give back what is not settled."""
+
     def session_lost(self) -> None:
         """The server has forgotten the session: what it had given us, it gives again."""
 
@@ -49,6 +52,10 @@ class Switch:
     def remove(self, receiver: Receiver) -> None:
         self._routes = [route for route in self._routes if route[1] is not receiver]
         self._known.clear()
+
+    def serves(self, topic_filter: str) -> bool:
+        """Whether somebody has said that these topics are its own."""
+        return any(known == topic_filter.encode() for known, _ in self._routes)
 
     def find(self, topic: str) -> Receiver | None:
         try:

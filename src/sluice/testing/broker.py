@@ -98,8 +98,8 @@ class VirtualBroker:
     def client(self, client_id: str = "", **options: Any) -> Client:
         """A client of this broker; the options are those of `Client`."""
         self._count += 1
-        options = {"keep_alive": 0, "client_id": client_id or f"test-{self._count}", **options}
-        return Client(dial=self.dial, **options)
+        named = client_id or f"test-{self._count}"
+        return Client(**{"dial": self.dial, "keep_alive": 0, "client_id": named, **options})
 
     @asynccontextmanager
     async def working(self, worker: Worker) -> AsyncIterator[Running]:

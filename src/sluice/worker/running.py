@@ -23,8 +23,13 @@ class Running:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        for lanes in self.lanes:
-            self._tasks += await lanes.start()
+        """All tasks, or none: what has begun when one is refused is stopped again."""
+        try:
+            for lanes in self.lanes:
+                self._tasks += await lanes.start()
+        except BaseException:
+            await self.stop(0.0)
+            raise
 
     @property
     def is_idle(self) -> bool:
