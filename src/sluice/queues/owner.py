@@ -139,8 +139,6 @@ class Owner:
 
     def add(self, seq: i64, address: i64, mark: i64, seconds: i64, size: i64, tombstone: bool) -> None:
         """Take in a value behind all others."""
-        if len(self._tags) - self.live > (self.live >> 2) + FEW_GAPS:
-            self._close_gaps()
         slot: i64 = len(self._tags)
         self._append(seq, address, mark, seconds << 32 | size << 1 | (1 if tombstone else 0))
         if self._slots is not None:
@@ -172,7 +170,7 @@ class Owner:
         self._rows[slot * ROW + ADDRESS] = address
 
     def remove(self, slot: i64) -> None:
-        """Forget a value; its row is a gap for now."""
+        """Forget a value. Slots that were found before mean something else now: its row is a gap, or gaps were closed."""
         size = self.size(slot)
         self._rows[slot * ROW + ADDRESS] = GONE
         self.live -= 1
@@ -183,7 +181,7 @@ class Owner:
             mark = int(self._rows[slot * ROW + MARK])
             if self._slots.get(mark, -1) == slot:
                 del self._slots[mark]
-        if self.live == 0:
+        if self.live == 0 or len(self._tags) - self.live > (self.live >> 2) + FEW_GAPS:
             self._close_gaps()
 
     def _close_gaps(self) -> None:
