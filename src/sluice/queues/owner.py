@@ -170,7 +170,7 @@ class Owner:
         self._rows[slot * ROW + ADDRESS] = address
 
     def remove(self, slot: i64) -> None:
-        """Forget a value. Slots that were found before mean something else now: its row is a gap, or gaps were closed."""
+        """Forget a value. What was found before this has another slot now, if gaps were closed."""
         size = self.size(slot)
         self._rows[slot * ROW + ADDRESS] = GONE
         self.live -= 1
