@@ -4,10 +4,10 @@
     python bench/compacted.py --owners 10000 --writes 300000
 
 First every key of every owner is written once. Then keys are overwritten at random, in blocks that take turns with
-blocks of the same publishes to one work queue, and to many, in the same process: bytes are fed to real connections, through codec,
-session, door, engine and the store on disk, and the CPU time of the whole process is counted, its threads and the
-kernel's copying included. Snapshots and the compaction of the log run meanwhile, and count. At the end: memory, disk
-after a sweep, and what a start takes.
+blocks of the same publishes to one work queue, and to many, in the same process: bytes are fed to real connections,
+through codec, session, door, engine and the store on disk, and the CPU time of the whole process is counted, its
+threads and the kernel's copying included. Snapshots and the compaction of the log run meanwhile, and count. At the end:
+memory, disk after a sweep, and what a start takes.
 """
 
 from __future__ import annotations
