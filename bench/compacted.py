@@ -4,10 +4,10 @@
     python bench/compacted.py --owners 10000 --writes 300000
 
 First every key of every owner is written once. Then keys are overwritten at random, in blocks that take turns with
-blocks of the same publishes to a work queue in the same process: bytes are fed to real connections, through codec,
-session, door, engine and the store on disk, and the CPU time of the whole process is counted, its threads and the
-kernel's copying included. Snapshots and the compaction of the log run meanwhile, and count. At the end: memory, disk
-after a sweep, and what a start takes.
+blocks of the same publishes to one work queue, and to many, in the same process: bytes are fed to real connections,
+through codec, session, door, engine and the store on disk, and the CPU time of the whole process is counted, its
+threads and the kernel's copying included. Snapshots and the compaction of the log run meanwhile, and count. At the end:
+memory, disk after a sweep, and what a start takes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from sluice.queues.owner import Owner
 
 BLOCK = 2000  # publishes of one block
 AT_ONCE = 50  # of one read
+QUEUES = 1000
 
 
 class TimedLoop(DiskLoop):
@@ -144,25 +145,37 @@ def main() -> None:
         mine, theirs = Line(house, "writer"), Line(work, "publisher")
         costs: list[float] = []
         work_costs: list[float] = []
+        spread_costs: list[float] = []
 
         def any_key() -> str:
             return f"$ECQ/w/owner-{draw.randrange(told.owners)}/key/{draw.randrange(told.keys)}"
 
+        def any_queue() -> str:
+            return f"$queue/bench/{draw.randrange(QUEUES)}"
+
+        for number in range(QUEUES):
+            work.engine.ensure(f"bench/{number}")
         for _ in range(told.writes // BLOCK):
             costs.append(cost(house, mine, block_of(mine, any_key, payload)))
-            work_costs.append(cost(work, theirs, block_of(theirs, lambda: "$queue/bench", payload)))
+            work_costs.append(cost(work, theirs, block_of(theirs, lambda: "$queue/bench/0", payload)))
+            spread_costs.append(cost(work, theirs, block_of(theirs, any_queue, payload)))
         gc.collect()
-        for name, found in (("overwrite, exclusive queue", costs), ("enqueue, work queue", work_costs)):
+        for name, found in (
+            ("overwrite, any key of any owner", costs),
+            ("enqueue, one work queue", work_costs),
+            (f"enqueue, any of {QUEUES:,} work queues", spread_costs),
+        ):
             each = [one / BLOCK * 1e6 for one in found]
             print(
                 f"{name:40s} {statistics.median(each):8.2f} us CPU in the median block, "
                 f"{statistics.mean(each):.2f} in all, {max(each) * BLOCK / 1e3:.0f} ms the longest block"
             )
-        ratio = statistics.median(work_costs) / statistics.median(costs)
-        whole = sum(work_costs) / sum(costs)
-        print(
-            f"{'write rate against the work queue':40s} {ratio:8.2f} x in the median block, {whole:.2f} x in all"
-        )
+        for name, found in (("one work queue", work_costs), (f"{QUEUES:,} work queues", spread_costs)):
+            ratio = statistics.median(found) / statistics.median(costs)
+            whole = sum(found) / sum(costs)
+            print(
+                f"{'write rate against ' + name:40s} {ratio:8.2f} x in the median block, {whole:.2f} x in all"
+            )
         used = memory() - before
         print(f"{'memory after the overwrites, both':40s} {used / 2**20:8.0f} MiB")
         work.close()

@@ -2,8 +2,8 @@
 
 They are records of the same log, in the same frames, under the same promise as every other message. A value is numbered
 by its owner, and takes the place of the older value of its key in the moment it is written down: one update in, at most
-one copy kept. There are no groups, leases and retries here, so there is none of what they cost: an owner is a handful
-of columns (`owner.py`), and a reader while it is subscribed.
+one copy kept. There are no groups, leases and retries here, so there is none of what they cost: an owner is some rows
+of numbers (`owner.py`), and a reader while it is subscribed.
 
     publish ─▶ journal ─▶ frame … store … frame_done ─▶ offer ─▶ Reader.deliver ─▶ ack ─▶ journal (a note per frame)
 
@@ -11,8 +11,7 @@ A tombstone (an empty payload) takes its key's place like any value, so that the
 acknowledged it is forgotten. Everything else stays until it is replaced, purged, or older than the retention: so the
 owner can be rewound.
 
-What is said of replay in `lifecycle` holds here too: what changes state runs when it happens and when its note is read
-again, and only the functions that say so write notes.
+The state, and what recovery does with it, is `owners`; here are the commands, which write notes.
 """
 
 from __future__ import annotations
@@ -24,23 +23,24 @@ from mypy_extensions import i64
 
 from sluice.errors import MessageTooLarge, QueueFull
 from sluice.message import TOMBSTONE, Message, decode_headers, encode_header, encode_start
-from sluice.queues.journal import Journal, Note, NoteWriter
+from sluice.queues.journal import Journal, NoteWriter
 from sluice.queues.keeping import FIRST_OWNER
 from sluice.queues.keys import mark_of
 from sluice.queues.owner import NOTHING_DONE, Owner
+from sluice.queues.owners import (
+    OWNER_ACKED,
+    OWNER_GONE,
+    OWNER_MADE,
+    OWNER_PURGED,
+    OWNER_REMOVED,
+    OWNER_SOUGHT,
+    OWNERS_SWEPT,
+    Owners,
+)
 from sluice.queues.ports import Codec, Reader
 from sluice.queues.reading import message_of
 from sluice.queues.segments import Segments
 from sluice.store.protocol import HEADER_BYTES, SEQ_AT, Record
-
-# Notes, behind those of `keeping`.
-OWNER_MADE: Final = 48  # number, client, first sequence
-OWNER_ACKED: Final = 49  # for each: number, acked, when, how many out of turn, and those
-OWNER_SOUGHT: Final = 50  # number, the sequence it goes on behind
-OWNER_REMOVED: Final = 51  # number, seq: expired or damaged
-OWNERS_SWEPT: Final = 52  # time in seconds: what is older is gone, of every owner
-OWNER_PURGED: Final = 53  # number
-OWNER_GONE: Final = 54  # number
 
 READ_AHEAD: Final = 64  # values that one read brings, at most
 READ_BYTES: Final = 262_144
@@ -69,29 +69,20 @@ class OwnedRead:
         self.addresses: list[int] = []
 
 
-class Exclusive:
+class Exclusive(Owners):
+    """What is done with them: values written, read and acknowledged, and time."""
+
     def __init__(self, journal: Journal, segments: Segments) -> None:
+        super().__init__(journal, segments)
         self.rules: ExclusiveRules = ExclusiveRules()
-        self.owners: dict[str, Owner] = {}
         self.reads: list[OwnedRead] = []
         self.hungry: list[Reader] = []
         self.due: float = 0.0  # when the next sweep is due; 0.0: there is nothing to sweep
         self.swept: bool = False  # a sweep is over and little is written: a good moment to make room on disk
-        self.values: i64 = 0  # of all owners
         self.kept_before: i64 = 0  # records before this address are durable, and may be delivered
         self.written: i64 = 0  # counters, since the start
-        self.replaced: i64 = 0
         self.delivered: i64 = 0
         self.acked: i64 = 0
-        self.aged: i64 = 0  # removed by the sweep
-        self._journal = journal
-        self._segments = segments
-        self._by_number: dict[int, Owner] = {}
-        self._next_number: i64 = 1
-        self.first: i64 = (
-            1  # where a new owner's sequences begin: behind those of every owner that was forgotten
-        )
-        self._cached: i64 = 0
         self._written_then: i64 = 0  # at the last sweep
         self._dirty: list[Owner] = []
         self._expecting: list[Reader] = []  # in the open frame there is something for them,
@@ -119,10 +110,10 @@ class Exclusive:
         start = encode_start(message)
         seq = owner.next
         flags: i64 = TOMBSTONE if size == 0 else 0
-        address = self._journal.add_owned(
+        address = self.journal.add_owned(
             FIRST_OWNER + owner.number, seq, flags, mark, now_ms, start, message.payload, rules.sync
         )
-        self._take(
+        self.take(
             owner, slot, seq, address, mark, now_ms // 1000, HEADER_BYTES + len(start) + size, size == 0
         )
         self.written += 1
@@ -131,9 +122,9 @@ class Exclusive:
         reader = owner.reader
         if reader is not None:
             cost = message.size()
-            if self._cached + cost <= rules.cache_bytes:
+            if self.cached + cost <= rules.cache_bytes:
                 message.cost = cost
-                self._cached += cost
+                self.cached += cost
                 reader.bodies[int(seq)] = message
             self._expect(reader)
         return owner
@@ -141,60 +132,13 @@ class Exclusive:
     def make(self, client: str, now: float) -> Owner:
         """The queue of an owner that has none yet."""
         note = NoteWriter(OWNER_MADE)
-        note.number(self._next_number)
+        note.number(self.next_number)
         note.text(client)
         note.number(self.first)
-        self._journal.add_note(note.value(), int(now * 1000.0), False)
-        owner = self._add_owner(client, self._next_number, self.first)
+        self.journal.add_note(note.value(), int(now * 1000.0), False)
+        owner = self.add_owner(client, self.next_number, self.first)
         owner.heard_at = int(now)
         return owner
-
-    def _add_owner(self, client: str, number: i64, first: i64) -> Owner:
-        owner = Owner(client, number, first)
-        self.owners[client] = owner
-        self._by_number[int(number)] = owner
-        if number >= self._next_number:
-            self._next_number = number + 1
-        return owner
-
-    def _take(
-        self,
-        owner: Owner,
-        slot: i64,
-        seq: i64,
-        address: i64,
-        mark: i64,
-        seconds: i64,
-        size: i64,
-        tombstone: bool,
-    ) -> None:
-        """A value comes, and the one in `slot`, if there is one, goes."""
-        if slot >= 0:
-            self._drop(owner, slot)
-            self.replaced += 1
-        owner.add(seq, address, mark, seconds, size, tombstone)
-        owner.heard_at = seconds
-        self.values += 1
-        self._segments.add_lasting(address, size)
-
-    def _drop(self, owner: Owner, slot: i64) -> None:
-        """A value is gone, whatever its reader makes of it."""
-        seq = owner.seq(slot)
-        self._segments.drop(owner.address(slot), owner.size(slot))
-        owner.remove(slot)
-        self.values -= 1
-        if owner.done:
-            owner.done.discard(int(seq))
-        reader = owner.reader
-        if reader is not None:
-            self._forget_body(reader, seq)
-            if reader.out:
-                reader.out.pop(int(seq), None)
-
-    def _forget_body(self, reader: Reader, seq: i64) -> None:
-        message = reader.bodies.pop(int(seq), None) if reader.bodies else None
-        if message is not None:
-            self._cached -= message.cost
 
     # ---- reading
 
@@ -216,7 +160,7 @@ class Exclusive:
         reader.owner = None
         reader.out.clear()
         for message in reader.bodies.values():
-            self._cached -= message.cost
+            self.cached -= message.cost
         reader.bodies.clear()
         if owner is not None and owner.reader is reader:
             owner.reader = None
@@ -256,7 +200,7 @@ class Exclusive:
             if message is None:
                 self._read(reader, owner, slot, room)
                 return
-            self._cached -= message.cost
+            self.cached -= message.cost
             reader.sent = seq
             reader.out[int(seq)] = int(reader.epoch)
             self.delivered += 1
@@ -277,7 +221,7 @@ class Exclusive:
 
     def frame_done(self) -> None:
         """The store has all that stands before the open frame."""
-        self.kept_before = self._journal.base()
+        self.kept_before = self.journal.base()
         if self._expecting_sent:
             sent = self._expecting_sent
             self._expecting_sent = []
@@ -322,7 +266,7 @@ class Exclusive:
                 self._remove(owner, slot, now)
             elif reader.owner is owner and number > reader.sent:
                 message.cost = message.size()
-                self._cached += message.cost
+                self.cached += message.cost
                 reader.bodies[number] = message
         self.offer(reader)
         return lost
@@ -331,8 +275,8 @@ class Exclusive:
         note = NoteWriter(OWNER_REMOVED)
         note.number(owner.number)
         note.number(owner.seq(slot))
-        self._journal.add_note(note.value(), int(now * 1000.0), False)
-        self._drop(owner, slot)
+        self.journal.add_note(note.value(), int(now * 1000.0), False)
+        self.drop(owner, slot)
 
     # ---- acknowledging
 
@@ -349,7 +293,7 @@ class Exclusive:
             if slot >= 0 and owner.seq(slot) == seq and not owner.done:
                 owner.acked = seq
                 if owner.tombstones:
-                    self._end_tombstones(owner)
+                    self.end_tombstones(owner)
             else:
                 if owner.done is NOTHING_DONE:
                     owner.done = set()
@@ -362,7 +306,7 @@ class Exclusive:
         if not owner.is_dirty:
             owner.is_dirty = True
             self._dirty.append(owner)
-            self._journal.note_acks = self
+            self.journal.note_acks = self
 
     def _pass_done(self, owner: Owner) -> None:
         """Go as far as everything is acknowledged: what was out of turn is in turn when all before it is done."""
@@ -376,33 +320,16 @@ class Exclusive:
         if not owner.done:
             owner.done = NOTHING_DONE
         if owner.tombstones:
-            self._end_tombstones(owner)
-
-    def _end_tombstones(self, owner: Owner) -> None:
-        """Those that the owner has heard of are forgotten."""
-        slot = owner.after(0)
-        while slot >= 0 and owner.tombstones and owner.seq(slot) <= owner.acked:
-            seq = owner.seq(slot)
-            if owner.is_tombstone(slot):
-                self._drop(owner, slot)
-            slot = owner.after(seq)
+            self.end_tombstones(owner)
 
     def write_acks(self, now_ms: i64) -> None:
         """The frame is closed: how far each owner has come since the last one."""
         note = NoteWriter(OWNER_ACKED)
         for owner in self._dirty:
             owner.is_dirty = False
-            self._write_state(note, owner)
+            self.write_state(note, owner)
         self._dirty = []
-        self._journal.add_note(note.value(), now_ms, False)
-
-    def _write_state(self, note: NoteWriter, owner: Owner) -> None:
-        note.number(owner.number)
-        note.number(owner.acked)
-        note.number(owner.acked_at)
-        note.number(len(owner.done))
-        for seq in owner.done:
-            note.number(seq)
+        self.journal.add_note(note.value(), now_ms, False)
 
     # ---- what people ask for
 
@@ -413,9 +340,9 @@ class Exclusive:
         note.number(behind)
         if owner.is_dirty:  # what was acknowledged before this is not to count behind it
             self.write_acks(int(now * 1000.0))
-            self._journal.note_acks = None
-        self._journal.add_note(note.value(), int(now * 1000.0), True)
-        self._go_behind(owner, behind)
+            self.journal.note_acks = None
+        self.journal.add_note(note.value(), int(now * 1000.0), True)
+        self.go_behind(owner, behind)
         reader = owner.reader
         if reader is not None:
             reader.sent = owner.acked
@@ -423,44 +350,25 @@ class Exclusive:
             reader.out.clear()
             self.feed(reader)
 
-    def _go_behind(self, owner: Owner, behind: i64) -> None:
-        owner.acked = max(0, min(behind, owner.next - 1))
-        owner.done = NOTHING_DONE
-        if owner.tombstones:
-            self._end_tombstones(owner)
-
     def purge(self, owner: Owner, now: float) -> int:
         """Remove every value of an owner; how many there were."""
         count = int(owner.live)
         note = NoteWriter(OWNER_PURGED)
         note.number(owner.number)
-        self._journal.add_note(note.value(), int(now * 1000.0), True)
-        self._remove_all(owner)
+        self.journal.add_note(note.value(), int(now * 1000.0), True)
+        self.remove_all(owner)
         return count
-
-    def _remove_all(self, owner: Owner) -> None:
-        slot = owner.after(0)
-        while slot >= 0:
-            seq = owner.seq(slot)
-            self._drop(owner, slot)
-            slot = owner.after(seq)
 
     def forget(self, owner: Owner, now: float) -> None:
         """The owner itself, with all that is kept of it. Should it come back, its sequences go on behind these."""
         note = NoteWriter(OWNER_GONE)
         note.number(owner.number)
-        self._journal.add_note(note.value(), int(now * 1000.0), True)
-        self._forget(owner)
-
-    def _forget(self, owner: Owner) -> None:
+        self.journal.add_note(note.value(), int(now * 1000.0), True)
         if owner.reader is not None:
             self.leave(owner.reader)
-        self._remove_all(owner)
-        self.first = max(self.first, owner.next)
         if owner.is_dirty:
             self._dirty.remove(owner)
-        self.owners.pop(owner.client, None)
-        self._by_number.pop(int(owner.number), None)
+        self.let_go(owner)
 
     # ---- retention
 
@@ -473,10 +381,10 @@ class Exclusive:
         self.swept = 4 * (self.written - self._written_then) <= self.values
         self._written_then = self.written
         retention = self.rules.retention
-        if retention > 0.0 and self._sweep(int(now - retention)):
+        if retention > 0.0 and self.sweep(int(now - retention)):
             note = NoteWriter(OWNERS_SWEPT)
             note.number(int(now - retention))
-            self._journal.add_note(note.value(), int(now * 1000.0), False)
+            self.journal.add_note(note.value(), int(now * 1000.0), False)
         idle: i64 = int(now - (retention if retention > 0.0 else float(KEPT_IDLE)))
         for owner in list(self.owners.values()):
             if (
@@ -487,38 +395,17 @@ class Exclusive:
             ):
                 self.forget(owner, now)
 
-    def _sweep(self, seconds: i64) -> bool:
-        """Values rise in time with their sequences, so one look at the first tells of all the rest of an owner."""
-        found = False
-        for owner in self.owners.values():
-            slot = owner.after(0)
-            while slot >= 0 and owner.time(slot) < seconds:
-                seq = owner.seq(slot)
-                self._drop(owner, slot)
-                self.aged += 1
-                found = True
-                slot = owner.after(seq)
-        return found
-
     # ---- room on disk
-
-    def lives(self, record: Record) -> bool:
-        """Whether an index row stands for a value that lives there."""
-        owner = self._by_number.get(int(record.pid - FIRST_OWNER))
-        if owner is None:
-            return False
-        slot = owner.slot_of(record.seq)
-        return slot >= 0 and owner.address(slot) == record.address
 
     def rewrite(self, pid: i64, data: bytes, address: i64) -> bool:
         """Write the record of a value that still lives at `address` anew, so that its segment can go."""
-        owner = self._by_number.get(int(pid - FIRST_OWNER))
+        owner = self.by_number.get(int(pid - FIRST_OWNER))
         slot: i64 = -1 if owner is None else owner.slot_of(read_i64_le(data, SEQ_AT))
         if owner is None or slot < 0 or owner.address(slot) != address:
             return False
-        moved = self._journal.copy_owned(data)
-        self._segments.drop(address, len(data))
-        self._segments.add_lasting(moved, len(data))
+        moved = self.journal.copy_owned(data)
+        self.segments.drop(address, len(data))
+        self.segments.add_lasting(moved, len(data))
         owner.move(slot, moved)
         if owner.reader is not None:
             self._expect(owner.reader)
@@ -526,136 +413,17 @@ class Exclusive:
 
     def damaged(self, record: Record, now: float) -> str:
         """What compaction cannot read is given up, in words."""
-        owner = self._by_number.get(int(record.pid - FIRST_OWNER))
+        owner = self.by_number.get(int(record.pid - FIRST_OWNER))
         slot: i64 = -1 if owner is None else owner.slot_of(record.seq)
         if owner is None or slot < 0:
             return ""
         self._remove(owner, slot, now)
         return f"value {record.seq} of $ECQ/{owner.client} is damaged on disk: lost"
 
-    # ---- snapshot and recovery
-
-    def write_snapshot(self, out: NoteWriter) -> None:
-        out.number(self._next_number)
-        out.number(self.first)
-        out.number(len(self.owners))
-        for owner in self.owners.values():
-            out.text(owner.client)
-            out.number(owner.next)
-            out.number(owner.heard_at)
-            self._write_state(out, owner)
-            out.data(owner.write_sequences())
-
-    def load_snapshot(self, note: Note) -> None:
-        self._next_number = note.number()
-        self.first = note.number()
-        for _ in range(note.number()):
-            client = note.text()
-            next_seq = note.number()
-            heard_at = note.number()
-            owner = self._add_owner(client, note.number(), next_seq)
-            owner.heard_at = heard_at
-            self._read_state(note, owner)
-            owner.read_sequences(note.data())
-
-    def _read_state(self, note: Note, owner: Owner) -> None:
-        owner.acked = note.number()
-        owner.acked_at = note.number()
-        count = note.number()
-        owner.done = {int(note.number()) for _ in range(count)} if count else NOTHING_DONE
-
-    def load_row(self, record: Record) -> None:
-        """A value from before the snapshot, without its body; one that was moved comes again, further on."""
-        owner = self._by_number.get(int(record.pid - FIRST_OWNER))
-        slot: i64 = -1 if owner is None else owner.named(record.seq)
-        if owner is not None and slot >= 0:
-            owner.place(
-                slot,
-                record.address,
-                mark_in(record),
-                record.time // 1000,
-                record.size,
-                record.flags & TOMBSTONE != 0,
-            )
-
-    def end_rows(self) -> list[str]:
-        """All rows are read; what is missing, in words."""
-        lost: list[str] = []
-        for owner in self.owners.values():
-            missing = owner.settle()
-            self.values += owner.live
-            if missing:
-                lost.append(f"of $ECQ/{owner.client} values are missing in the store: {missing}")
-            slot = owner.after(0)
-            while slot >= 0:
-                self._segments.add_lasting(owner.address(slot), owner.size(slot))
-                slot = owner.after(owner.seq(slot))
-        return lost
-
-    def load_record(self, record: Record) -> None:
-        """A value behind the snapshot, as it came, or as compaction wrote it anew."""
-        owner = self._by_number.get(int(record.pid - FIRST_OWNER))
-        if owner is None:
-            return
-        if record.seq >= owner.next:
-            mark = mark_in(record)
-            self._take(
-                owner,
-                owner.find(mark),
-                record.seq,
-                record.address,
-                mark,
-                record.time // 1000,
-                record.size,
-                record.flags & TOMBSTONE != 0,
-            )
-            return
-        slot = owner.slot_of(record.seq)
-        if slot >= 0:
-            self._segments.drop(owner.address(slot), record.size)
-            self._segments.add_lasting(record.address, record.size)
-            owner.move(slot, record.address)
-
-    def apply(self, note: Note) -> None:
-        what = note.what
-        if what == OWNERS_SWEPT:
-            self._sweep(note.number())
-        elif what == OWNER_ACKED:
-            while note.more():
-                found = self._by_number.get(int(note.number()))
-                owner = found if found is not None else Owner("", 0, 1)  # its numbers are passed over
-                self._read_state(note, owner)
-                if owner.tombstones:
-                    self._end_tombstones(owner)
-        elif what == OWNER_MADE:
-            number = note.number()
-            client = note.text()
-            self._add_owner(client, number, note.number())
-        else:
-            found = self._by_number.get(int(note.number()))
-            if found is None:
-                return
-            if what == OWNER_SOUGHT:
-                self._go_behind(found, note.number())
-            elif what == OWNER_PURGED:
-                self._remove_all(found)
-            elif what == OWNER_REMOVED:
-                slot = found.slot_of(note.number())
-                if slot >= 0:
-                    self._drop(found, slot)
-            elif what == OWNER_GONE:
-                self._forget(found)
-
     def finish(self, now: float) -> None:
         """All is read."""
         if self.owners:
             self.due = now + self.rules.sweep_interval
-
-
-def mark_in(record: Record) -> i64:
-    """The mark as it stands in the header of a record: see `Journal.add_owned`."""
-    high: i64 = record.expires if record.expires < 0x8000_0000 else record.expires - 0x1_0000_0000
-    return high << 32 | record.key
 
 
 def expiry_of(message: Message) -> i64:

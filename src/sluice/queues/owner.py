@@ -1,9 +1,10 @@
 """The queue of one owner: for each key the place of its last value, in the order of their sequences.
 
-There may be a hundred thousand owners with a hundred keys each, so a value is 32 bytes in four columns of native
-integers, and nothing of an owner is an object but the owner. A value that is replaced leaves a gap; gaps are closed
-when a fifth of the columns are gaps, so memory goes by what lives. A key is looked for from the young end; an owner
-with many keys gets a dict for it.
+There may be a hundred thousand owners with a hundred keys each, so a value is a row of four native integers, and
+nothing of an owner is an object but the owner. A value that is replaced leaves a gap; gaps are closed when a fifth of
+the rows are gaps, so memory goes by what lives. Whoever writes goes from owner to owner, and each look at memory that
+was not looked at lately costs more than a hundred comparisons: all of a value stands in one place, and a key is looked
+for in a column of one byte for each, from the young end. An owner with many keys gets a dict for it.
 
 A key is known by its mark, 64 bits of BLAKE2b. The mark stands in the header of its record too, so that a start needs
 to read no body (`keys.mark_of`).
@@ -15,12 +16,18 @@ from typing import TYPE_CHECKING, Final
 
 from librt.strings import BytesWriter
 from librt.vecs import append, vec
-from mypy_extensions import i64
+from mypy_extensions import i64, u8
 
 from sluice.queues.partition import GONE
 
 if TYPE_CHECKING:
     from sluice.queues.ports import Reader
+
+# A row: sequence, address, mark of the key, and time in seconds << 32 | size << 1 | whether it is a tombstone.
+ROW: Final = 4
+ADDRESS: Final = 1
+MARK: Final = 2
+FACTS: Final = 3
 
 MANY: Final = 256  # keys from which on a dict finds them
 FEW_GAPS: Final = 8
@@ -41,29 +48,27 @@ class Owner:
         self.tombstones: i64 = 0  # of the living
         self.reader: Reader | None = None
         self.is_dirty: bool = False  # has acknowledged something since the last frame
-        self._seqs: vec[i64] = vec[i64]()
-        self._addresses: vec[i64] = vec[i64]()
-        self._marks: vec[i64] = vec[i64]()
-        self._facts: vec[i64] = vec[i64]()  # time in seconds << 32 | size << 1 | whether it is a tombstone
+        self._rows: vec[i64] = vec[i64]()
+        self._tags: vec[u8] = vec[u8]()  # the last byte of each mark
         self._slots: dict[int, int] | None = None
 
     # ---- one value, by its slot
 
     def seq(self, slot: i64) -> i64:
-        return self._seqs[slot]
+        return self._rows[slot * ROW]
 
     def address(self, slot: i64) -> i64:
-        return self._addresses[slot]
+        return self._rows[slot * ROW + ADDRESS]
 
     def size(self, slot: i64) -> i64:
-        return (self._facts[slot] >> 1) & 0x7FFF_FFFF
+        return (self._rows[slot * ROW + FACTS] >> 1) & 0x7FFF_FFFF
 
     def time(self, slot: i64) -> i64:
         """When it was written, in seconds since 1970."""
-        return self._facts[slot] >> 32
+        return self._rows[slot * ROW + FACTS] >> 32
 
     def is_tombstone(self, slot: i64) -> bool:
-        return self._facts[slot] & 1 != 0
+        return self._rows[slot * ROW + FACTS] & 1 != 0
 
     # ---- looking for one
 
@@ -71,10 +76,15 @@ class Owner:
         """The slot of a key; -1 when there is none."""
         if self._slots is not None:
             return i64(self._slots.get(int(mark), -1))
-        marks = self._marks
-        slot: i64 = len(marks) - 1
+        tags = self._tags
+        tag: i64 = mark & 0xFF
+        slot: i64 = len(tags) - 1
         while slot >= 0:
-            if marks[slot] == mark and self._addresses[slot] != GONE:
+            if (
+                i64(tags[slot]) == tag
+                and self._rows[slot * ROW + MARK] == mark
+                and self.address(slot) != GONE
+            ):
                 return slot
             slot -= 1
         return -1
@@ -82,16 +92,16 @@ class Owner:
     def slot_of(self, seq: i64) -> i64:
         """The slot of a sequence that is kept; -1 when it is not."""
         slot = self._at_or_behind(seq)
-        if slot < len(self._seqs) and self._seqs[slot] == seq and self._addresses[slot] != GONE:
+        if slot < len(self._tags) and self.seq(slot) == seq and self.address(slot) != GONE:
             return slot
         return -1
 
     def after(self, seq: i64) -> i64:
         """The slot of the first value behind `seq`; -1 when there is none."""
         slot = self._at_or_behind(seq + 1)
-        size: i64 = len(self._seqs)
+        size: i64 = len(self._tags)
         while slot < size:
-            if self._addresses[slot] != GONE:
+            if self.address(slot) != GONE:
                 return slot
             slot += 1
         return -1
@@ -100,15 +110,15 @@ class Owner:
         """The slot of the first value of that time or later; -1 when there is none."""
         slot = self.after(0)
         while slot >= 0 and self.time(slot) < seconds:
-            slot = self.after(self._seqs[slot])
+            slot = self.after(self.seq(slot))
         return slot
 
     def _at_or_behind(self, seq: i64) -> i64:
         low: i64 = 0
-        high: i64 = len(self._seqs)
+        high: i64 = len(self._tags)
         while low < high:
             middle: i64 = (low + high) >> 1
-            if self._seqs[middle] < seq:
+            if self._rows[middle * ROW] < seq:
                 low = middle + 1
             else:
                 high = middle
@@ -118,9 +128,9 @@ class Owner:
         """Values that its owner has still to acknowledge."""
         count = 0
         slot = self.after(self.acked)
-        size: i64 = len(self._seqs)
+        size: i64 = len(self._tags)
         while 0 <= slot < size:
-            if self._addresses[slot] != GONE and int(self._seqs[slot]) not in self.done:
+            if self.address(slot) != GONE and int(self.seq(slot)) not in self.done:
                 count += 1
             slot += 1
         return count
@@ -129,13 +139,8 @@ class Owner:
 
     def add(self, seq: i64, address: i64, mark: i64, seconds: i64, size: i64, tombstone: bool) -> None:
         """Take in a value behind all others."""
-        if len(self._seqs) - self.live > (self.live >> 2) + FEW_GAPS:
-            self._close_gaps()
-        slot: i64 = len(self._seqs)
-        self._seqs = append(self._seqs, seq)
-        self._addresses = append(self._addresses, address)
-        self._marks = append(self._marks, mark)
-        self._facts = append(self._facts, seconds << 32 | size << 1 | (1 if tombstone else 0))
+        slot: i64 = len(self._tags)
+        self._append(seq, address, mark, seconds << 32 | size << 1 | (1 if tombstone else 0))
         if self._slots is not None:
             self._slots[int(mark)] = int(slot)
         elif slot >= MANY:
@@ -147,48 +152,48 @@ class Owner:
         if seq >= self.next:
             self.next = seq + 1
 
+    def _append(self, seq: i64, address: i64, mark: i64, facts: i64) -> None:
+        rows = append(self._rows, seq)
+        rows = append(rows, address)
+        rows = append(rows, mark)
+        self._rows = append(rows, facts)
+        self._tags = append(self._tags, u8(mark & 0xFF))
+
     def place(self, slot: i64, address: i64, mark: i64, seconds: i64, size: i64, tombstone: bool) -> None:
         """Where a value stands that a snapshot has named: found while the store is read."""
-        self._addresses[slot] = address
-        self._marks[slot] = mark
-        self._facts[slot] = seconds << 32 | size << 1 | (1 if tombstone else 0)
+        self._rows[slot * ROW + ADDRESS] = address
+        self._rows[slot * ROW + MARK] = mark
+        self._rows[slot * ROW + FACTS] = seconds << 32 | size << 1 | (1 if tombstone else 0)
+        self._tags[slot] = u8(mark & 0xFF)
 
     def move(self, slot: i64, address: i64) -> None:
-        self._addresses[slot] = address
+        self._rows[slot * ROW + ADDRESS] = address
 
     def remove(self, slot: i64) -> None:
-        """Forget a value; the columns keep a gap for now."""
+        """Forget a value. What was found before this has another slot now, if gaps were closed."""
         size = self.size(slot)
-        self._addresses[slot] = GONE
+        self._rows[slot * ROW + ADDRESS] = GONE
         self.live -= 1
         self.bytes -= size
         if self.is_tombstone(slot):
             self.tombstones -= 1
         if self._slots is not None:
-            mark = int(self._marks[slot])
+            mark = int(self._rows[slot * ROW + MARK])
             if self._slots.get(mark, -1) == slot:
                 del self._slots[mark]
-        if self.live == 0:
+        if self.live == 0 or len(self._tags) - self.live > (self.live >> 2) + FEW_GAPS:
             self._close_gaps()
 
     def _close_gaps(self) -> None:
-        seqs = vec[i64]()
-        addresses = vec[i64]()
-        marks = vec[i64]()
-        facts = vec[i64]()
-        slot: i64 = 0
-        size: i64 = len(self._seqs)
-        while slot < size:
-            if self._addresses[slot] != GONE:
-                seqs = append(seqs, self._seqs[slot])
-                addresses = append(addresses, self._addresses[slot])
-                marks = append(marks, self._marks[slot])
-                facts = append(facts, self._facts[slot])
-            slot += 1
-        self._seqs = seqs
-        self._addresses = addresses
-        self._marks = marks
-        self._facts = facts
+        rows = self._rows
+        size: i64 = len(self._tags)
+        self._rows = vec[i64]()
+        self._tags = vec[u8]()
+        at: i64 = 0
+        while at < size * ROW:
+            if rows[at + ADDRESS] != GONE:
+                self._append(rows[at], rows[at + ADDRESS], rows[at + MARK], rows[at + FACTS])
+            at += ROW
         if self._slots is not None:
             self._make_slots()
 
@@ -198,9 +203,9 @@ class Owner:
             return
         slots: dict[int, int] = {}
         slot: i64 = 0
-        while slot < len(self._marks):
-            if self._addresses[slot] != GONE:
-                slots[int(self._marks[slot])] = int(slot)
+        while slot < len(self._tags):
+            if self.address(slot) != GONE:
+                slots[int(self._rows[slot * ROW + MARK])] = int(slot)
             slot += 1
         self._slots = slots
 
@@ -211,10 +216,10 @@ class Owner:
         out = BytesWriter()
         last: i64 = 0
         slot: i64 = 0
-        size: i64 = len(self._seqs)
+        size: i64 = len(self._tags)
         while slot < size:
-            if self._addresses[slot] != GONE:
-                step: i64 = self._seqs[slot] - last
+            if self.address(slot) != GONE:
+                step: i64 = self.seq(slot) - last
                 last += step
                 while step >= 0x80:
                     out.append(int(step & 0x7F | 0x80))
@@ -236,15 +241,12 @@ class Owner:
                 at += 1
             seq += i64(data[at]) << shift
             at += 1
-            self._seqs = append(self._seqs, seq)
-            self._addresses = append(self._addresses, GONE)
-            self._marks = append(self._marks, i64(0))
-            self._facts = append(self._facts, i64(0))
+            self._append(seq, GONE, 0, 0)
 
     def named(self, seq: i64) -> i64:
         """The slot of a sequence that a snapshot has named, whether it was found or not; -1 when it has not."""
         slot = self._at_or_behind(seq)
-        return slot if slot < len(self._seqs) and self._seqs[slot] == seq else -1
+        return slot if slot < len(self._tags) and self.seq(slot) == seq else -1
 
     def settle(self) -> i64:
         """All rows are read: count what was found; how many were not."""
@@ -252,9 +254,9 @@ class Owner:
         self.bytes = 0
         self.tombstones = 0
         slot: i64 = 0
-        size: i64 = len(self._seqs)
+        size: i64 = len(self._tags)
         while slot < size:
-            if self._addresses[slot] != GONE:
+            if self.address(slot) != GONE:
                 self.live += 1
                 self.bytes += self.size(slot)
                 if self.is_tombstone(slot):

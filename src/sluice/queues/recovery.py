@@ -16,9 +16,9 @@ from sluice.queues import compaction, dead_letters, lifecycle
 from sluice.queues import journal as notes
 from sluice.queues.cursor import Cursor
 from sluice.queues.engine import Engine, pass_by_others
-from sluice.queues.exclusive import OWNER_MADE
 from sluice.queues.journal import Note
 from sluice.queues.keeping import FIRST_OWNER, FIRST_PID, THING_GONE
+from sluice.queues.owners import OWNER_MADE
 from sluice.queues.partition import Partition
 from sluice.queues.queue import Queue
 from sluice.queues.removal import let_go_of, settle_one, waits_for_nobody

@@ -19,7 +19,8 @@ class Segment:
 class Segments:
     def __init__(self) -> None:
         self._by_number: dict[int, Segment] = {}
-        self._last: Segment = Segment(-1)
+        self._last: Segment = Segment(-1)  # to which something was added,
+        self._dropped: Segment = Segment(-1)  # and from which something was dropped
         self.draining: bool = False  # the last look found segments that are being consumed
         self.emptied: bool = False  # some segment holds nothing any more since this was last looked at
 
@@ -28,11 +29,14 @@ class Segments:
         last = self._last
         if last.number == number:
             return last
+        self._last = self._find(number)
+        return self._last
+
+    def _find(self, number: i64) -> Segment:
         segment = self._by_number.get(int(number))
         if segment is None:
             segment = Segment(number)
             self._by_number[int(number)] = segment
-        self._last = segment
         return segment
 
     def add(self, address: i64, size: i64) -> None:
@@ -41,7 +45,9 @@ class Segments:
         segment.live_bytes += size
 
     def drop(self, address: i64, size: i64) -> None:
-        segment = self._of(address)
+        segment = self._dropped
+        if segment.number != address >> 32:
+            segment = self._dropped = self._find(address >> 32)
         segment.live -= 1
         segment.live_bytes -= size
         if segment.live == 0:
@@ -66,6 +72,8 @@ class Segments:
             self._by_number.pop(number, None)
             if self._last.number == number:
                 self._last = Segment(-1)
+            if self._dropped.number == number:
+                self._dropped = Segment(-1)
 
     def pinned(self, sizes: dict[int, int], share: float, lasting_share: float, but: set[int]) -> int:
         """The oldest sealed segment, `but` for some, of which less than `share` lives; -1 when there is none. One that

@@ -13,7 +13,7 @@ start hands over what it has: the last snapshot, the messages that were kept bef
       body
 
 A store gives fields back as they were written, and reads no meaning into them: of a value in an exclusive queue, `key`
-and `expires` are the two halves of its key's mark (`queues/exclusive.py`).
+and `expires` are the two halves of its key's mark (`queues/owners.py`).
 
 An address is `segment << 32 | offset of the record in it`; a segment is what a store can give back to the system.
 """

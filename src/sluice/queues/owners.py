@@ -1,0 +1,274 @@
+"""All owners of exclusive queues: their values on the one log, and how they are brought back from it.
+
+What is here runs twice: when it happens, and when recovery reads the notes of it again. So nothing here writes a note;
+`exclusive` does, which is the rest of this class. A value that replaces another needs none: reading it again does the
+same. The snapshot says which sequences are kept, the index rows of the store where they stand and what their marks are.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from sluice.message import TOMBSTONE
+from sluice.queues.journal import Journal, Note, NoteWriter
+from sluice.queues.keeping import FIRST_OWNER
+from sluice.queues.owner import NOTHING_DONE, Owner
+from sluice.queues.ports import Reader
+from sluice.queues.segments import Segments
+from sluice.store.protocol import Record
+
+# Notes, behind those of `keeping`.
+OWNER_MADE: Final = 48  # number, client, first sequence
+OWNER_ACKED: Final = 49  # for each: number, acked, when, how many out of turn, and those
+OWNER_SOUGHT: Final = 50  # number, the sequence it goes on behind
+OWNER_REMOVED: Final = 51  # number, seq: expired or damaged
+OWNERS_SWEPT: Final = 52  # time in seconds: what is older is gone, of every owner
+OWNER_PURGED: Final = 53  # number
+OWNER_GONE: Final = 54  # number
+
+
+class Owners:
+    def __init__(self, journal: Journal, segments: Segments) -> None:
+        self.journal: Journal = journal
+        self.segments: Segments = segments
+        self.owners: dict[str, Owner] = {}
+        self.by_number: dict[int, Owner] = {}
+        self.next_number: i64 = 1
+        # Where a new owner's sequences begin: behind those of every owner that was forgotten.
+        self.first: i64 = 1
+        self.values: i64 = 0  # of all owners
+        self.replaced: i64 = 0  # counters, since the start
+        self.aged: i64 = 0  # removed by the sweep
+        self.cached: i64 = 0  # bytes of bodies that readers have at hand
+
+    # ---- owners and values come and go
+
+    def add_owner(self, client: str, number: i64, first: i64) -> Owner:
+        owner = Owner(client, number, first)
+        self.owners[client] = owner
+        self.by_number[int(number)] = owner
+        if number >= self.next_number:
+            self.next_number = number + 1
+        return owner
+
+    def take(
+        self,
+        owner: Owner,
+        slot: i64,
+        seq: i64,
+        address: i64,
+        mark: i64,
+        seconds: i64,
+        size: i64,
+        tombstone: bool,
+    ) -> None:
+        """A value comes, and the one in `slot`, if there is one, goes."""
+        if slot >= 0:
+            self.drop(owner, slot)
+            self.replaced += 1
+        owner.add(seq, address, mark, seconds, size, tombstone)
+        owner.heard_at = seconds
+        self.values += 1
+        self.segments.add_lasting(address, size)
+
+    def drop(self, owner: Owner, slot: i64) -> None:
+        """A value is gone, whatever its reader makes of it."""
+        seq = owner.seq(slot)
+        self.segments.drop(owner.address(slot), owner.size(slot))
+        owner.remove(slot)
+        self.values -= 1
+        if owner.done:
+            owner.done.discard(int(seq))
+        reader = owner.reader
+        if reader is not None:
+            self.forget_body(reader, seq)
+            if reader.out:
+                reader.out.pop(int(seq), None)
+
+    def forget_body(self, reader: Reader, seq: i64) -> None:
+        message = reader.bodies.pop(int(seq), None) if reader.bodies else None
+        if message is not None:
+            self.cached -= message.cost
+
+    def remove_all(self, owner: Owner) -> None:
+        slot = owner.after(0)
+        while slot >= 0:
+            seq = owner.seq(slot)
+            self.drop(owner, slot)
+            slot = owner.after(seq)
+
+    def let_go(self, owner: Owner) -> None:
+        """The owner itself goes."""
+        self.remove_all(owner)
+        self.first = max(self.first, owner.next)
+        self.owners.pop(owner.client, None)
+        self.by_number.pop(int(owner.number), None)
+
+    def sweep(self, seconds: i64) -> bool:
+        """Values rise in time with their sequences, so one look at the first tells of all the rest of an owner."""
+        found = False
+        for owner in self.owners.values():
+            slot = owner.after(0)
+            while slot >= 0 and owner.time(slot) < seconds:
+                seq = owner.seq(slot)
+                self.drop(owner, slot)
+                self.aged += 1
+                found = True
+                slot = owner.after(seq)
+        return found
+
+    # ---- how far an owner has come
+
+    def go_behind(self, owner: Owner, behind: i64) -> None:
+        owner.acked = max(0, min(behind, owner.next - 1))
+        owner.done = NOTHING_DONE
+        if owner.tombstones:
+            self.end_tombstones(owner)
+
+    def end_tombstones(self, owner: Owner) -> None:
+        """Those that the owner has heard of are forgotten."""
+        slot = owner.after(0)
+        while slot >= 0 and owner.tombstones and owner.seq(slot) <= owner.acked:
+            seq = owner.seq(slot)
+            if owner.is_tombstone(slot):
+                self.drop(owner, slot)
+            slot = owner.after(seq)
+
+    def write_state(self, note: NoteWriter, owner: Owner) -> None:
+        note.number(owner.number)
+        note.number(owner.acked)
+        note.number(owner.acked_at)
+        note.number(len(owner.done))
+        for seq in owner.done:
+            note.number(seq)
+
+    def read_state(self, note: Note, owner: Owner) -> None:
+        owner.acked = note.number()
+        owner.acked_at = note.number()
+        count = note.number()
+        owner.done = {int(note.number()) for _ in range(count)} if count else NOTHING_DONE
+
+    # ---- snapshot
+
+    def write_snapshot(self, out: NoteWriter) -> None:
+        out.number(self.next_number)
+        out.number(self.first)
+        out.number(len(self.owners))
+        for owner in self.owners.values():
+            out.text(owner.client)
+            out.number(owner.next)
+            out.number(owner.heard_at)
+            self.write_state(out, owner)
+            out.data(owner.write_sequences())
+
+    def load_snapshot(self, note: Note) -> None:
+        self.next_number = note.number()
+        self.first = note.number()
+        for _ in range(note.number()):
+            client = note.text()
+            next_seq = note.number()
+            heard_at = note.number()
+            owner = self.add_owner(client, note.number(), next_seq)
+            owner.heard_at = heard_at
+            self.read_state(note, owner)
+            owner.read_sequences(note.data())
+
+    def load_row(self, record: Record) -> None:
+        """A value from before the snapshot, without its body; one that was moved comes again, further on."""
+        owner = self.by_number.get(int(record.pid - FIRST_OWNER))
+        slot: i64 = -1 if owner is None else owner.named(record.seq)
+        if owner is not None and slot >= 0:
+            owner.place(
+                slot,
+                record.address,
+                mark_in(record),
+                record.time // 1000,
+                record.size,
+                record.flags & TOMBSTONE != 0,
+            )
+
+    def end_rows(self) -> list[str]:
+        """All rows are read; what is missing, in words."""
+        lost: list[str] = []
+        for owner in self.owners.values():
+            missing = owner.settle()
+            self.values += owner.live
+            if missing:
+                lost.append(f"of $ECQ/{owner.client} values are missing in the store: {missing}")
+            slot = owner.after(0)
+            while slot >= 0:
+                self.segments.add_lasting(owner.address(slot), owner.size(slot))
+                slot = owner.after(owner.seq(slot))
+        return lost
+
+    # ---- records behind it
+
+    def load_record(self, record: Record) -> None:
+        """A value behind the snapshot, as it came, or as compaction wrote it anew."""
+        owner = self.by_number.get(int(record.pid - FIRST_OWNER))
+        if owner is None:
+            return
+        if record.seq >= owner.next:
+            mark = mark_in(record)
+            self.take(
+                owner,
+                owner.find(mark),
+                record.seq,
+                record.address,
+                mark,
+                record.time // 1000,
+                record.size,
+                record.flags & TOMBSTONE != 0,
+            )
+            return
+        slot = owner.slot_of(record.seq)
+        if slot >= 0:
+            self.segments.drop(owner.address(slot), record.size)
+            self.segments.add_lasting(record.address, record.size)
+            owner.move(slot, record.address)
+
+    def apply(self, note: Note) -> None:
+        what = note.what
+        if what == OWNERS_SWEPT:
+            self.sweep(note.number())
+        elif what == OWNER_ACKED:
+            while note.more():
+                found = self.by_number.get(int(note.number()))
+                owner = found if found is not None else Owner("", 0, 1)  # its numbers are passed over
+                self.read_state(note, owner)
+                if owner.tombstones:
+                    self.end_tombstones(owner)
+        elif what == OWNER_MADE:
+            number = note.number()
+            client = note.text()
+            self.add_owner(client, number, note.number())
+        else:
+            found = self.by_number.get(int(note.number()))
+            if found is None:
+                return
+            if what == OWNER_SOUGHT:
+                self.go_behind(found, note.number())
+            elif what == OWNER_PURGED:
+                self.remove_all(found)
+            elif what == OWNER_REMOVED:
+                slot = found.slot_of(note.number())
+                if slot >= 0:
+                    self.drop(found, slot)
+            elif what == OWNER_GONE:
+                self.let_go(found)
+
+    def lives(self, record: Record) -> bool:
+        """Whether an index row stands for a value that lives there."""
+        owner = self.by_number.get(int(record.pid - FIRST_OWNER))
+        if owner is None:
+            return False
+        slot = owner.slot_of(record.seq)
+        return slot >= 0 and owner.address(slot) == record.address
+
+
+def mark_in(record: Record) -> i64:
+    """The mark as it stands in the header of a record: see `Journal.add_owned`."""
+    high: i64 = record.expires if record.expires < 0x8000_0000 else record.expires - 0x1_0000_0000
+    return high << 32 | record.key
