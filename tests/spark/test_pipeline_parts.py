@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -69,6 +70,19 @@ def test_numbers_and_times_are_said_as_people_say_them() -> None:
     ]
     assert wording.text_of(b"\xff\x00") == "(2 B, not text)"
     assert wording.text_of(b"a\x1b[31m" + b"b" * 300, 10) == "a [31mbbbb…"
+
+
+def test_times_are_told_in_utc_wherever_the_machine_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setenv("TZ", "Asia/Kolkata")
+            time.tzset()
+            here = datetime.fromtimestamp(NOON.timestamp())  # as Spark hands it over, without a zone
+            assert here.hour == 17 and wording.moment(here) == "2030-05-17 12:00:00"
+            marks = charts.round_times(here, 3600)
+            assert [wording.mark(one, 3600) for one in marks] == ["12:00", "12:15", "12:30", "12:45", "13:00"]
+    finally:
+        time.tzset()
 
 
 def test_a_report_is_replaced_whole(tmp_path: Path) -> None:

@@ -181,6 +181,23 @@ def test_a_queue_that_appears_is_read_from_its_beginning(house: House) -> None:
         assert house.lag("g", two) == 0
 
 
+def test_a_queue_that_is_not_subscribed_to_any_more_is_left_alone(house: House) -> None:
+    one, two = f"{house.queue}/one", f"{house.queue}/two"
+    house.fill(["a"], one)
+    house.fill(["b"], two)
+    with planning(house, subscribe=f"{one},{two}", group="g") as planner:
+        assert planner.batch() == ["a", "b"]
+        end = planner.start
+    house.fill(["c"], one)
+    house.fill(["d"], two)
+    with planning(house, end, subscribe=one, group="g") as planner:
+        assert planner.batch() == ["c"]
+        assert planner.batch() == []
+    assert (house.lag("g", one), house.lag("g", two)) == (0, 2)
+    with planning(house, planner.start, subscribe=f"{one},{two}", group="g") as planner:
+        assert planner.batch() == ["d"]  # where it was
+
+
 def test_messages_that_are_gone_are_told_or_passed_over(house: House) -> None:
     house.make()
     house.fill(numbers(0, 10))

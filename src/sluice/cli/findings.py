@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import TYPE_CHECKING, Any, Final
 
 from sluice.cli.output import BAD, FAINT, GOOD, Column, facts, styled, table
@@ -59,7 +60,7 @@ def show_flow(visit: Visit, rows: list[Row]) -> None:
     columns = [Column("window"), Column("queue"), *(Column(head, number=True) for head in heads)]
     shown = [
         [
-            _short_time(one["start"].isoformat()),
+            _short_time(one["start"].astimezone(UTC).isoformat()),  # Spark gives the time of this machine
             one["queue"],
             count(one["messages"]),
             count(one["bytes"] or 0),

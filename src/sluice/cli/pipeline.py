@@ -136,20 +136,21 @@ def dead_letters(
 ) -> None:
     """What fails, why, and since when: a table, and a report with charts. Without --queue: of all queues."""
     need_spark()
-    if queue:
-        check_queue(visit, f"dlq/{queue}")
-    with spark_for(visit, "dead-letters", master, conf) as spark:
-        from pyspark.sql import functions as f
+    from sluice.spark.pipelines import dead_letters as pipeline
+    from sluice.spark.pipelines.report import page
 
-        from sluice.spark.pipelines import dead_letters as pipeline
-        from sluice.spark.pipelines.report import page
+    if _have_died(visit, queue):
+        with spark_for(visit, "dead-letters", master, conf) as spark:
+            from pyspark.sql import functions as f
 
-        letters = queues_of(visit).read(spark, f"dlq/{queue}" if queue else "/dlq/.*/", headers=False)
-        if since:
-            letters = letters.where(f.coalesce("dead_at", "timestamp") >= f.lit(since).cast("timestamp"))
-        found = pipeline.look(letters)
-        if to is not None:
-            page.save(pipeline.report(found, queue or "all queues"), to)
+            letters = queues_of(visit).read(spark, f"dlq/{queue}" if queue else "/dlq/.*/", headers=False)
+            if since:
+                letters = letters.where(f.coalesce("dead_at", "timestamp") >= f.lit(since).cast("timestamp"))
+            found = pipeline.look(letters)
+    else:
+        found = pipeline.NONE
+    if to is not None:
+        page.save(pipeline.report(found, queue or "all queues"), to)
     if visit.answered({**found.summary(), "report": None if to is None else str(to)}):
         return
     show_causes(visit, found.summary())
@@ -180,7 +181,10 @@ def redrive(
     need_spark()
     if sql and changes:
         raise wrong_command("--sql and --set exclude each other", "Put the changes into the query")
-    check_queue(visit, f"dlq/{queue}")
+    if not _have_died(visit, queue):
+        if not visit.answered({"put_back": 0, "finished": 0}):
+            visit.out.show(f"No dead letters of {queue}.")
+        return
     with spark_for(visit, "redrive", master, conf) as spark:
         from sluice.spark.pipelines import redrive as pipeline
 
@@ -253,7 +257,7 @@ def transform(
         def change(messages: DataFrame) -> DataFrame:
             return pipeline.by_sql(messages, query, late)
 
-    with spark_for(visit, "transform", master, conf, **pipeline.STATE_SETTINGS) as spark:
+    with spark_for(visit, "transform", master, conf) as spark:
         queues = queues_of(visit)
 
         def start() -> StreamingQuery:
@@ -495,6 +499,17 @@ def script() -> None:
 
 
 # ---- running
+
+
+def _have_died(visit: Visit, queue: str) -> bool:
+    """Whether there is a dead-letter queue at all: the first death makes it. A wrong name is told."""
+    names = {one["name"] for one in visit.api.queues(prefix="dlq/")}
+    if not queue:
+        return bool(names)
+    if f"dlq/{queue}" not in names:
+        check_queue(visit, queue)
+        return False
+    return True
 
 
 def _run(

@@ -67,9 +67,9 @@ class ReadOptions:
     headers: bool
     pushdown: bool
 
-    def wants(self, queue: str) -> bool:
-        """Whether the pattern takes this queue."""
-        return re.fullmatch(self.pattern, queue) is not None
+    def takes(self, queue: str) -> bool:
+        """Whether this queue is one of those that are subscribed to."""
+        return queue in self.queues or bool(self.pattern and re.fullmatch(self.pattern, queue))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ def chosen_queues(door: Door, options: ReadOptions) -> list[str]:
     """The queues that the options name."""
     if options.queues:
         return sorted(options.queues)
-    return sorted(name for name in door.queues() if options.wants(name))
+    return sorted(name for name in door.queues() if options.takes(name))
 
 
 def look(door: Door, options: ReadOptions) -> dict[str, QueueOffsets]:

@@ -61,8 +61,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:
             options, door = self._options, self._open()
             found = planning.look(door, options)
-            for queue, seen in found.items():
-                self._join(door, queue, seen)
+            for queue in found:
+                self._join(door, queue)
             self._initial = planning.starting(door, options, found)
         return to_json(self._initial)
 
@@ -142,19 +142,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             time.sleep(LOOK_SECONDS)
 
     def _look_once(self, door: Door, begin: Sequences) -> dict[str, QueueOffsets]:
+        """The queues that are wanted now. Those that only the checkpoint knows stay where they were: they are not
+        subscribed to any more, or gone."""
         options = self._options
-        wanted = set(planning.chosen_queues(door, options))
+        wanted = planning.chosen_queues(door, options)
         known = {queue for queue, _ in begin}
         found = {}
-        for queue in sorted(wanted | known):
+        for queue in wanted:
             try:
-                found[queue] = door.offsets(queue)
-            except Refused as refusal:
-                if refusal.code != "unknown_queue" or queue not in known:
+                found[queue] = planning.offsets_of(door, queue)
+            except InvalidOption:
+                if queue not in known:
                     raise
                 self._lost(f"queue {queue!r} is not there any more")
+        for queue in sorted(known.difference(wanted)):
+            if options.takes(queue):
+                self._lost(f"queue {queue!r} is not there any more")
         for queue in sorted(found.keys() - known):
-            self._join(door, queue, found[queue])
+            self._join(door, queue)
         return found
 
     def _has_news(self, begin: Sequences, found: dict[str, QueueOffsets]) -> bool:
@@ -213,7 +218,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---- the group
 
-    def _join(self, door: Door, queue: str, seen: QueueOffsets) -> None:
+    def _join(self, door: Door, queue: str) -> None:
         """Make the group, so that messages are kept for it from now on; refused while others consume in it."""
         options = self._options
         if not options.group:
@@ -235,7 +240,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         group = self._options.group
         if not group:
             return
-        for queue in sorted({queue for queue, _ in done}):
+        for queue in sorted({queue for queue, _ in done if self._options.takes(queue)}):
             ends = {part: seq for (one, part), seq in done.items() if one == queue}
             if all(self._settled.get((queue, part)) == seq for part, seq in ends.items()):
                 continue

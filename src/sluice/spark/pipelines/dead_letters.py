@@ -111,6 +111,9 @@ class Findings:
         }
 
 
+NONE: Final = Findings(0, None, None, timedelta(hours=1), [], [], [], [])
+
+
 def look(letters: DataFrame) -> Findings:
     """Read the letters once, and ask all there is to ask."""
     letters = letters.persist()

@@ -100,6 +100,8 @@ def start(
     rows_per_batch: int = 10_000,
 ) -> StreamingQuery:
     """Begin, or go on where it stopped. `checkpoint` is the memory of it: without it, a restart would repeat."""
+    for name, value in STATE_SETTINGS.items():
+        spark.conf.set(name, value)
     messages = queues.stream(
         spark, queue, group=group, rows_per_batch=rows_per_batch, maxBytesPerTrigger="16m"
     )

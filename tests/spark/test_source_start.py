@@ -1,0 +1,60 @@
+"""Before anything is read: Java, the session, and the certificate of the broker."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sluice.spark import Door, Where, session
+from sluice.spark.faults import InvalidOption, NoJava
+from sluice.spark.java import check_java
+from tests.brokers import StartBroker
+from tests.conformance.conftest import Certificates, certificates
+from tests.spark.conftest import House
+
+__all__ = ["certificates"]  # a fixture
+
+
+def test_without_java_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    with pytest.raises(
+        NoJava, match=r"there is none\. Install Java 17 or later .*openjdk-17-jre-headless.*JAVA_HOME"
+    ):
+        session()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(NoJava, match="no bin/java in it"):
+        check_java()
+    (tmp_path / "bin").mkdir()
+    java = tmp_path / "bin" / "java"
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    java.chmod(0o755)
+    with pytest.raises(NoJava, match="is Java 11, and Spark needs 17"):
+        check_java()
+
+
+def test_a_session_has_what_people_forget(spark: SparkSession) -> None:
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    assert spark.sparkContext.master == "local[2,3]"
+    assert spark.conf.get("spark.driver.host") == "127.0.0.1"
+
+
+def test_a_broker_with_a_certificate_is_read_by_those_who_trust_it(
+    start_broker: StartBroker, certificates: Certificates
+) -> None:
+    broker = start_broker(f'[tls]\ncert = "{certificates.cert}"\nkey = "{certificates.key}"\nhttp = true\n')
+    house = House(broker, "q")
+    house.url = house.url.replace("http://", "https://")
+    house.door = Door(Where(house.url, ca=str(certificates.ca)))
+    house.fill(["a"])
+    assert house.values(ca=str(certificates.ca)) == ["a"]
+    with pytest.raises(InvalidOption, match=r"is not trusted.*option ca"):
+        house.values()
+    with pytest.raises(InvalidOption, match="option ca: /nowhere cannot be used"):
+        house.values(ca="/nowhere")
+    house.close()
