@@ -39,9 +39,10 @@ def test_an_axis_ends_at_a_round_number_and_marks_full_hours() -> None:
 def test_spans_without_events_are_shown_too() -> None:
     bucket = spans.choose_bucket(NOON, NOON + timedelta(hours=20))
     assert bucket == timedelta(minutes=15)
-    assert spans.choose_bucket(None, None) == timedelta(seconds=1)
+    assert spans.choose_bucket(None, None) == timedelta(seconds=10)
     assert spans.fill([NOON + 3 * bucket, NOON], bucket) == [NOON + nth * bucket for nth in range(4)]
     assert spans.fill([], bucket) == []
+    assert spans.fill([NOON], bucket, 4) == [NOON + nth * bucket for nth in (-1, 0, 1, 2)]
 
 
 def test_a_line_is_interrupted_where_nothing_is_known() -> None:

@@ -87,6 +87,7 @@ def test_a_repaired_letter_is_put_back_once_and_leaves_the_dead(
     queues = Queues(house.where)
     for text in ('{"n": NaN}', '{"n": 1}', "hopeless"):
         asyncio.run(house.reject(text.encode()))
+    first = house.read(subscribe=f"dlq/{house.queue}")[0]["message_id"]
     words = [
         "redrive",
         "-q",
@@ -120,6 +121,10 @@ def test_a_repaired_letter_is_put_back_once_and_leaves_the_dead(
     assert redrive.run(spark, queues, house.queue).put_back == 2
     assert kept(house) == Counter(["mended", '{"n": 1}', "hopeless"])
     assert dead(house) == 0
+
+    # Ended once more, it is gone; a message that somebody called by the same name is not meant.
+    asyncio.run(house.reject(b"innocent", message_id=first))
+    assert (queues.settle_letters(house.queue, [first], careful=True), dead(house)) == (0, 1)
 
 
 FUNCTION = """

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from sluice.spark.pipelines.queues import Queues
     from sluice.spark.pipelines.running import Progress
 
+# They write a page of JSON for each mistake in SQL, which we tell in a line.
+LOUD: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 INSTALL: Final = "pip install 'sluice[spark]'"
 SETTINGS: Final = {
     "spark.ui.enabled": "false",
@@ -68,10 +70,8 @@ def spark_for(
 
     from sluice.spark import session
 
-    for logger in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
-        PySparkLogger.getLogger(
-            logger
-        ).disabled = True  # a page of JSON for each mistake in SQL, which we tell in a line
+    for name_of_logger in LOUD:
+        PySparkLogger.getLogger(name_of_logger).disabled = True
     settings = {**SETTINGS, **more, **dict(_setting(one) for one in conf or ())}
     running = SparkSession.getActiveSession()
     if running is not None:

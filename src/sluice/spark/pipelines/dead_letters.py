@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SHOWN_CAUSES: Final = 50
 SHOWN_LETTERS: Final = 20
+LEAST_SPANS: Final = 24
 LAYERS: Final = 7  # causes with a colour of their own; the rest is one layer
 # UUIDs, hexadecimal numbers, and any number; in this order, because each would eat parts of the one before.
 _VARIABLE: Final = (
@@ -186,7 +187,7 @@ def _tones(causes: Iterable[Row]) -> dict[str, int]:
 
 
 def _chart(found: Findings, tones: dict[str, int]) -> Piece:
-    times = fill([one["start"] for one in found.spans], found.bucket)
+    times = fill([one["start"] for one in found.spans], found.bucket, LEAST_SPANS)
     counts: dict[tuple[int, datetime], float] = {}
     for one in found.spans:
         place = (tones.get(one["cause"], LAYERS), one["start"])

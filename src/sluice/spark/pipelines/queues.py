@@ -73,7 +73,9 @@ class Queues:
             told = door.offsets(queue)
             try:
                 done = door.progress(queue, group)
-            except Refused:
+            except Refused as refusal:
+                if not refusal.code.startswith("unknown_"):
+                    raise
                 done = {}
             return sum(
                 max(0, one.latest - max(one.earliest, done.get(one.partition, 0))) for one in told.partitions
@@ -90,34 +92,27 @@ class Queues:
             stage = door.stage(app, number, queue, stream_of(rows))
             return door.commit(app, number, [stage], rows.num_rows)
 
-    def settle_letters(self, queue: str, ids: list[str]) -> int:
-        """End these dead letters of `queue`, by their own ids; how many were still there."""
+    def settle_letters(self, queue: str, ids: list[str], careful: bool = False) -> int:
+        """End these dead letters of `queue`, by their own ids; how many were still there. `careful` where some may have
+        been ended before: the broker then looks for a message that was called so, and a publisher may have chosen that
+        very name for another one."""
 
         def settle(some: list[str]) -> int:
             with closing(_Letters(self.where)) as door:
-                return sum(door.end(queue, one) for one in some)
+                return sum(door.end(queue, one, careful) for one in some)
 
         with ThreadPoolExecutor(HANDS) as hands:
             return sum(hands.map(settle, [ids[nth::HANDS] for nth in range(min(HANDS, len(ids)))]))
-
-    def depth(self, queue: str) -> int | None:
-        """How many messages are kept; None for a queue that is not there."""
-        with Door(self.where) as door:
-            try:
-                told = door.offsets(queue)
-            except Refused as refusal:
-                if refusal.code == "unknown_queue":
-                    return None
-                raise
-            return sum(one.latest - one.earliest for one in told.partitions)
 
 
 class _Letters(Door):
     """The door, for dead letters one by one."""
 
-    def end(self, queue: str, letter: str) -> bool:
+    def end(self, queue: str, letter: str, careful: bool) -> bool:
         path = f"/queues/{quote(queue, safe='')}/dlq/{quote(letter, safe='')}"
         try:
+            if careful and self._ask("GET", path)["message_id"] != letter:
+                return False
             self._patiently(lambda: self._send("DELETE", path).read())
         except Refused as refusal:
             if refusal.code == "unknown_message":

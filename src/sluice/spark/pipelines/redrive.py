@@ -42,6 +42,19 @@ STORY: Final = (
 )
 
 
+# Without these columns a query's result cannot be put back; they come from the letter where the query leaves them out.
+NEEDED: Final = (
+    "value",
+    "key",
+    "headers",
+    "partition",
+    "sequence",
+    "queue",
+    "original_queue",
+    "original_message_id",
+)
+
+
 class RedriveFailed(SluiceError):
     """Nothing more was put back."""
 
@@ -64,7 +77,7 @@ def repaired(letters: DataFrame, where: str = "", changes: Sequence[str] = (), s
                 "Select * or letter besides what you change",
             )
         kept = letters_of(letters).select(
-            "letter", *(name for name in _NEEDED if name not in rows.columns and name in letters.columns)
+            "letter", *(name for name in NEEDED if name not in rows.columns and name in letters.columns)
         )
         rows = rows.join(kept, "letter")
     if where:
@@ -81,18 +94,6 @@ def repaired(letters: DataFrame, where: str = "", changes: Sequence[str] = (), s
     if given:
         rows = rows.withColumns(given)
     return _messages(rows, "queue" in given or bool(sql))
-
-
-_NEEDED: Final = (
-    "value",
-    "key",
-    "headers",
-    "partition",
-    "sequence",
-    "queue",
-    "original_queue",
-    "original_message_id",
-)
 
 
 def _messages(rows: DataFrame, sends_elsewhere: bool) -> DataFrame:
@@ -133,7 +134,7 @@ def run(
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> Redriven:
     """Put back what fits. `queue` is the one whose messages died. `tell` hears how many of how many are done."""
-    finished = finish(queues, queue)
+    finished = finish(queues, queue, careful=True)
     rows = repaired(queues.read(spark, f"dlq/{queue}"), where, changes, sql).persist()
     done = 0
     try:
@@ -168,7 +169,7 @@ def put_back(queues: Queues, queue: str, portion: pa.Table) -> None:
     finish(queues, queue)
 
 
-def finish(queues: Queues, queue: str) -> int:
+def finish(queues: Queues, queue: str, careful: bool = False) -> int:
     """End the letters of every receipt that is still there; how many that were."""
     receipts = f"redriven/{queue}"
     ended = 0
@@ -186,7 +187,7 @@ def finish(queues: Queues, queue: str) -> int:
                 continue
             for batch in door.rows(receipts, part.partition, start, part.latest, ["value"], lenient=True):
                 for value in batch.column("value").to_pylist():
-                    ended += queues.settle_letters(queue, json.loads(value)["letters"])
+                    ended += queues.settle_letters(queue, json.loads(value)["letters"], careful)
         door.advance(receipts, GROUP, told.latest())
     return ended
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 MOST: Final = 96  # bars in a chart
-BUCKETS: Final = (1, 5, 10, 30, 60, 300, 900, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86_400, 7 * 86_400)
+BUCKETS: Final = (10, 30, 60, 300, 900, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86_400, 7 * 86_400)
 
 
 def choose_bucket(first: datetime | None, last: datetime | None) -> timedelta:
@@ -17,9 +17,12 @@ def choose_bucket(first: datetime | None, last: datetime | None) -> timedelta:
     return timedelta(seconds=found)
 
 
-def fill(starts: Sequence[datetime], bucket: timedelta) -> list[datetime]:
-    """Every span from the first to the last that is given, those between them too."""
+def fill(starts: Sequence[datetime], bucket: timedelta, least: int = 1) -> list[datetime]:
+    """Every span from the first to the last that is given, those between them too. With `least`, some before and behind
+    as well: one bar as wide as the chart would tell nothing."""
     if not starts:
         return []
     first, last = min(starts), max(starts)
-    return [first + nth * bucket for nth in range(int((last - first) / bucket) + 1)]
+    count = int((last - first) / bucket) + 1
+    before = max(0, least - count) // 2
+    return [first + (nth - before) * bucket for nth in range(max(count, least))]

@@ -35,7 +35,7 @@ STATE_SETTINGS: Final = {
 
 def by_sql(messages: DataFrame, sql: str, watermark: str = "") -> DataFrame:
     """What a query over the view `messages` gives. Beside the columns of a queue that has `text`, the payload as a
-    string; the query must give `value`, and may give key, queue, headers, delay, priority and message_id."""
+    string; the query must give `value`, and may give key, headers, delay, priority and message_id."""
     rows = messages.withColumn("text", f.col("value").cast("string"))
     if watermark:
         rows = rows.withWatermark("timestamp", watermark)

@@ -17,7 +17,7 @@ from sluice.spark.pipelines.report.wording import count, mark, moment, short, ut
 
 WIDTH: Final = 1040
 HEIGHT: Final = 220
-TOP, RIGHT, BOTTOM, LEFT = 10, 14, 24, 56
+TOP, RIGHT, BOTTOM, LEFT = 10, 14, 24, 70
 TONES: Final = 8
 MARKS: Final = 8  # under an axis
 STEPS: Final = (1, 5, 10, 30, 60, 300, 900, 1800, 3600, 10_800, 21_600, 86_400, 604_800, 2_592_000)
@@ -210,9 +210,11 @@ class _Frame:
             element("text", show(tick), x=LEFT - 8, y=self.y(tick) + 4, text_anchor="end") for tick in ticks
         ]
         for time in round_times(self.first, self.seconds):
-            words.append(
-                element("text", mark(time, self.seconds), x=self.x(time), y=HEIGHT - 6, text_anchor="middle")
-            )
+            x = self.x(time)
+            anchor = (
+                "end" if x > WIDTH - RIGHT - 24 else "middle"
+            )  # in the middle, the last one would be cut off
+            words.append(element("text", mark(time, self.seconds), x=x, y=HEIGHT - 6, text_anchor=anchor))
         return [element("g", grid, class_="grid"), element("g", words)]
 
 

@@ -36,7 +36,7 @@ def lasting(seconds: float) -> str:
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
     whole = round(seconds)
     for large, unit, part_size, part in (
         (86_400, "d", 3600, "h"),
