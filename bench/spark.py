@@ -1,6 +1,7 @@
 """How fast Spark reads a queue, beside Spark reading the same rows from Parquet.
 
     python bench/spark.py [--rows 300000] [--size 1000] [--rounds 5]
+    python bench/spark.py --partitions 1                        a queue of one partition, read by two tasks
     python bench/spark.py --harness HARNESS                     and streaming, beside the rate at which MQTT can enqueue
 
 One broker, compiled or not (`sluice` on the PATH, or $SLUICE), one Spark with two cores, `noop` as the sink. Every
@@ -35,7 +36,7 @@ from sluice.spark import Door, Where, session
 from sluice.spark.reader import BatchReader
 from sluice.spark.source import SluiceSource
 
-QUEUE = "wide/rows"  # ten partitions, as queues have unless told
+QUEUES = {10: "wide/rows", 1: "bulk/rows"}  # ten partitions, as queues have unless told
 ENQUEUED = "bench/enqueued"
 BATCH_ROWS = 20_000
 TRIGGER_ROWS = 100_000
@@ -65,7 +66,7 @@ class TupleSource(SluiceSource):
         return TupleReader(super().reader(schema))
 
 
-def fill(where: Where, rows: int, size: int) -> None:
+def fill(where: Where, queue: str, rows: int, size: int) -> None:
     """Random payloads: what can be compressed would flatter the file."""
     with Door(where) as door:
         for batch in range(-(-rows // BATCH_ROWS)):
@@ -78,7 +79,7 @@ def fill(where: Where, rows: int, size: int) -> None:
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, table.schema) as stream:
                 stream.write_table(table)
-            stage = door.stage("bench", batch, QUEUE, memoryview(sink.getvalue()))
+            stage = door.stage("bench", batch, queue, memoryview(sink.getvalue()))
             door.commit("bench", batch, [stage], count)
 
 
@@ -109,9 +110,10 @@ class Stopwatch:
         return time.perf_counter() - began, cpu_seconds(self._roots) - spent
 
 
-def batch_reads(spark: SparkSession, url: str, folder: str, rows: int, rounds: int, watch: Stopwatch) -> None:
+def batch_reads(
+    spark: SparkSession, options: dict[str, str], folder: str, rows: int, rounds: int, watch: Stopwatch
+) -> None:
     table = f"{folder}/table"
-    options = {"url": url, "subscribe": QUEUE}
     spark.dataSource.register(TupleSource)
     spark.read.format("sluice").options(**options).load().write.parquet(table)
     ways: dict[str, Callable[[], DataFrame]] = {
@@ -198,20 +200,23 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--size", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--partitions", type=int, default=10, choices=sorted(QUEUES))
     parser.add_argument("--harness", default="", help="folder of the load harness")
     told = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         broker, facts = start_broker(folder, "")
         try:
             url = f"http://{facts['http']}"
-            fill(Where(url), told.rows, told.size)
+            queue = QUEUES[told.partitions]
+            fill(Where(url), queue, told.rows, told.size)
             spark = session(
                 "bench",
                 "local[2]",
                 **{"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.driver.memory": "2g"},
             )
-            batch_reads(spark, url, folder, told.rows, told.rounds, Stopwatch(broker.pid))
-            print(f"stream: {stream(spark, url, folder, QUEUE):,.0f} rows/s")
+            options = {"url": url, "subscribe": queue, "minPartitions": str(max(2, told.partitions))}
+            batch_reads(spark, options, folder, told.rows, told.rounds, Stopwatch(broker.pid))
+            print(f"stream: {stream(spark, url, folder, queue):,.0f} rows/s")
             if told.harness:
                 rate = enqueue(told.harness, facts, told.rows, told.size)
                 drained = stream(spark, url, folder, ENQUEUED)

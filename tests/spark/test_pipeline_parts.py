@@ -7,6 +7,9 @@ import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -112,6 +115,33 @@ def test_a_failure_of_a_stream_is_told_in_our_words() -> None:
     )
     assert running.explained(Exception(java)).what == "DataLost: rows are gone. Give it a group"
     assert running.explained(Exception("")).what == "Exception"
+
+
+class Endless:
+    """A stream that goes on until it is stopped, and after three looks asks for that itself."""
+
+    def __init__(self, asked: Event) -> None:
+        self.looks = 0
+        self.is_stopped = False
+        self.recentProgress = [SimpleNamespace(batchId=nth, numInputRows=10 * nth) for nth in range(3)]
+        self._asked = asked
+
+    def awaitTermination(self, seconds: float) -> bool:
+        self.looks += 1
+        if self.looks == 3:
+            self._asked.set()
+        return self.is_stopped
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+def test_a_stream_that_is_asked_to_stop_ends_with_a_summary() -> None:
+    asked = Event()
+    stream: Any = Endless(asked)
+    done = running.run(lambda: stream, once=False, asked=asked)
+    assert stream.is_stopped and stream.looks == 3
+    assert (done.rows, done.batches, done.restarts) == (30, 2, 0)
 
 
 def test_a_table_is_what_it_is(tmp_path: Path) -> None:

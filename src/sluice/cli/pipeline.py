@@ -16,7 +16,17 @@ from sluice.cli.failures import SOMETHING_WRONG, wrong_command
 from sluice.cli.findings import show_causes, show_flow, show_repair, show_verdict
 from sluice.cli.options import Yes
 from sluice.cli.remote import Visit, command
-from sluice.cli.sparking import check_queue, counted, leave, need_spark, queues_of, spark_for, speed, the_only
+from sluice.cli.sparking import (
+    asked_to_stop,
+    check_queue,
+    counted,
+    leave,
+    need_spark,
+    queues_of,
+    spark_for,
+    speed,
+    the_only,
+)
 from sluice.cli.wording import duration, plural
 from sluice.notation import parse_duration
 
@@ -519,8 +529,11 @@ def _run(
 
     if not once:
         visit.out.note(f"{doing}; Ctrl-C stops it, and it goes on from there the next time")
-    with counted(visit, doing, total) as tell:
-        return running.run(start, once, lambda progress: tell(progress.rows))
+    with counted(visit, doing, total) as tell, asked_to_stop() as asked:
+        done = running.run(start, once, lambda progress: tell(progress.rows), asked)
+    if once and asked.is_set():
+        raise KeyboardInterrupt  # it has not come to its end
+    return done
 
 
 def _report_stream(visit: Visit, done: Progress, words: str, more: dict[str, Any]) -> None:

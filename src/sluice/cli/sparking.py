@@ -6,6 +6,7 @@ fails and is removed when nothing does. Under spark-submit Java runs already and
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Event
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
@@ -81,7 +83,7 @@ def spark_for(
     log = _Log(visit)
     with log:
         spark = session(f"sluice pipeline {name}", master, **settings)
-    signal.signal(signal.SIGTERM, _interrupt)
+    logging.getLogger().addHandler(logging.NullHandler())  # py4j would tell of Ctrl-C with a traceback
     try:
         with _in_words(log):
             yield spark
@@ -148,9 +150,21 @@ def _in_words(log: _Log | None) -> Iterator[None]:
         raise
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """A stream that is asked to stop ends like one that is interrupted: with a summary."""
-    raise KeyboardInterrupt
+@contextmanager
+def asked_to_stop() -> Iterator[Event]:
+    """Set by Ctrl-C and SIGTERM. A stream is stopped between two looks at it: an exception in the middle of a call to
+    Java would leave the two with different ideas of where they are."""
+    asked = Event()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        asked.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from threading import Event
 from typing import TYPE_CHECKING, Final
 
 from sluice.errors import SluiceError
@@ -53,10 +54,12 @@ def run(
     start: Callable[[], StreamingQuery],
     once: bool,
     tell: Callable[[Progress], None] = lambda progress: None,
+    asked: Event | None = None,
 ) -> Progress:
-    """Until it ends by itself (`once`), or is interrupted. Raises `StreamFailed` with the words of the cause."""
+    """Until it ends by itself (`once`), or `asked` is set. Raises `StreamFailed` with the words of the cause."""
     from pyspark.errors import StreamingQueryException
 
+    asked = asked or Event()
     progress = Progress()
     began = time.monotonic()
     pause = 1.0
@@ -64,7 +67,7 @@ def run(
         query = start()
         rows_before = progress.rows
         try:
-            _follow(query, progress, began, tell)
+            _follow(query, progress, began, tell, asked)
             return progress
         except StreamingQueryException as fault:
             progress.hear(query)
@@ -74,18 +77,22 @@ def run(
             pause = 1.0 if progress.rows > rows_before else min(2 * pause, LONGEST_PAUSE)
             progress.restarts += 1
             tell(progress)
-            time.sleep(pause)
-        except KeyboardInterrupt:
-            query.stop()
-            _take_stock(query, progress, began, tell)
-            return progress
+            if asked.wait(pause):
+                return progress
 
 
 def _follow(
-    query: StreamingQuery, progress: Progress, began: float, tell: Callable[[Progress], None]
+    query: StreamingQuery,
+    progress: Progress,
+    began: float,
+    tell: Callable[[Progress], None],
+    asked: Event,
 ) -> None:
     while not query.awaitTermination(LOOK_SECONDS):  # type: ignore[arg-type]
         _take_stock(query, progress, began, tell)
+        if asked.is_set():
+            query.stop()
+            break
     _take_stock(query, progress, began, tell)
 
 
