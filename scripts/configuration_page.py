@@ -92,7 +92,8 @@ QUEUE: dict[str, str] = {
     "partitions": "how many consumers of a group can work in parallel; can be raised later, not lowered. "
     "`strict` always has 1",
     "ordering": "`none`: no order; `partition`: in order per key; `strict`: the whole queue in order, for life",
-    "type": "`work`: each group settles each message. `compacted`: of each key the last message is kept, see [compacted.md](compacted.md). For life",
+    "type": "`work`: each group settles each message. `compacted`: of each key the last message is kept, "
+    "see [compacted.md](compacted.md). For life",
     "bindings": 'plain topic filters whose messages the queue keeps a copy of: `"sensors/+/temp"`, or '
     '`{"topic": "alarms/#", "headers": {"site": "north"}}` for those with these user properties',
     "schema": "a JSON Schema; a payload that does not fit is refused at publish",
