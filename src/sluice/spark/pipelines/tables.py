@@ -78,6 +78,7 @@ class DeltaTable(Table):
             return 0
         self.path.mkdir(parents=True, exist_ok=True)
         written = _write(rows, self.path)
+        _sync(self.path)
         table = self._open() or self._create(rows)
         table.create_write_transaction(
             _actions(written),
@@ -91,6 +92,7 @@ class DeltaTable(Table):
         """Make these rows all there is, in one step; how many they are. Who reads the version before can go on."""
         self.path.mkdir(parents=True, exist_ok=True)
         written = _write(rows, self.path)
+        _sync(self.path)
         table = self._open() or self._create(rows)
         table.create_write_transaction(_actions(written), mode="overwrite", schema=table.schema())
         return sum(count for _, _, count in written)
