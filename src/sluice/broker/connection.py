@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
+from sluice.broker import subscribing
 from sluice.clock import Deadline
 from sluice.errors import PacketTooLarge, ProtocolViolation
 from sluice.wire.decode import decode, decode_ack, decode_publish
@@ -253,9 +254,9 @@ class Connection(Deadline):
             assert isinstance(packet, Ack)
             session.on_ack(packet, self)
         elif isinstance(packet, Subscribe):
-            session.on_subscribe(packet, self)
+            subscribing.subscribe(session, packet, self)
         elif isinstance(packet, Unsubscribe):
-            session.on_unsubscribe(packet, self)
+            subscribing.unsubscribe(session, packet, self)
         elif isinstance(packet, Disconnect):
             self._on_disconnect(packet, session)
         elif kind == CONNECT:

@@ -20,29 +20,21 @@ from mypy_extensions import i64
 
 from sluice.broker.ecq_reader import OwnedDelivery, OwnedReader
 from sluice.broker.inflight import UNSAID, Delivery, Inflight
-from sluice.broker.permission import MAY_NOT_SUBSCRIBE, refuse_sys
+from sluice.broker.permission import refuse_sys
 from sluice.broker.subscriptions import Share, Subscription
 from sluice.errors import MalformedPacket, ProtocolViolation, QueueError
 from sluice.queues.ports import Publisher
-from sluice.wire.packets import V5, Ack, Publish, Subscribe, SubscriptionRequest, Unsubscribe
+from sluice.wire.packets import V5, Ack, Publish
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL
 from sluice.wire.reasons import (
     NO_MATCHING_SUBSCRIBERS,
-    NO_SUBSCRIPTION_EXISTED,
-    NOT_AUTHORIZED,
     PACKET_IDENTIFIER_NOT_FOUND,
     QOS_NOT_SUPPORTED,
     QUOTA_EXCEEDED,
     RECEIVE_MAXIMUM_EXCEEDED,
     RETAIN_NOT_SUPPORTED,
-    SHARED_SUBSCRIPTIONS_NOT_SUPPORTED,
-    SUCCESS,
-    TOPIC_FILTER_INVALID,
     TOPIC_NAME_INVALID,
-    UNSPECIFIED_ERROR,
-    WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED,
 )
-from sluice.wire.topics import fault_of_filter, has_wildcard, split_share
 
 if TYPE_CHECKING:
     from sluice.broker.connection import Connection
@@ -448,96 +440,10 @@ class Session(Publisher):
 
     # ---- subscriptions
 
-    def on_subscribe(self, packet: Subscribe, connection: Connection) -> None:
-        identifier = 0
-        if packet.properties is not None and packet.properties.subscription_ids:
-            identifier = packet.properties.subscription_ids[0]
-        reasons: list[int] = []
-        why = ""
-        made: list[tuple[Subscription, bool]] = []
-        door = self.router.door
-        for request in packet.requests:
-            reason, text = self._judge(request)
-            if reason < 0x80 and door is not None and request.topic_filter.startswith(b"$queue/"):
-                if not request.topic_filter.startswith(b"$queue/responses/"):
-                    reason, text = door.subscribe(self, request, reason, packet.properties, identifier)
-                    reasons.append(reason)
-                    why = why or text
-                    continue
-                reason, text = door.may_take_responses(self, request.topic_filter, reason)
-            elif reason < 0x80 and door is not None and request.topic_filter.startswith(b"$ECQ/"):
-                reason, text = door.ecq.subscribe(self, request, packet.properties, identifier)
-                reasons.append(reason)
-                why = why or text
-                continue
-            if reason < 0x80:
-                if door is not None and request.topic_filter.startswith(b"$admin/"):
-                    door.watch()
-                subscription = Subscription(
-                    self,
-                    request.topic_filter,
-                    reason,
-                    request.no_local,
-                    request.retain_as_published,
-                    request.retain_handling,
-                    identifier,
-                )
-                made.append((subscription, self.router.subscribe(subscription)))
-            reasons.append(reason)
-            why = why or text
-        self._changed(connection, 0x90, packet.packet_id, reasons, why)
-        for subscription, new in made:
-            self.router.send_retained(subscription, new)
-            if door is not None and subscription.topic_filter.startswith(b"$queue/responses/"):
-                door.takes_responses(subscription)
-
-    def _judge(self, request: SubscriptionRequest) -> tuple[int, str]:
-        """The granted QoS, or the reason why this filter is refused and the words that go with it."""
-        limits = self.router.limits
-        topic_filter = request.topic_filter
-        fault = fault_of_filter(topic_filter, limits.max_topic_levels)
-        if fault:
-            return TOPIC_FILTER_INVALID, fault
-        group, inner = split_share(topic_filter)
-        if group and request.no_local:
-            raise ProtocolViolation("a shared subscription asks for no local")  # [MQTT-3.8.3-4]
-        if group and not limits.shared_subscriptions:
-            return SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, "shared subscriptions are not offered here"
-        if has_wildcard(inner) and not limits.wildcard_subscriptions:
-            return WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED, "wildcards are not offered here"
-        if inner in limits.refused_filters:
-            return UNSPECIFIED_ERROR, "the server's configuration refuses this filter to everybody"
-        if self.grant is not None and not self.grant.may_subscribe(topic_filter):
-            return NOT_AUTHORIZED, MAY_NOT_SUBSCRIBE
-        if group and inner.startswith(b"$queue/") and self.router.door is not None:
-            return TOPIC_FILTER_INVALID, "a queue is shared by its groups: use $queue/<queue>/$group/<group>"
-        if group and inner.startswith(b"$ECQ/") and self.router.door is not None:
-            return (
-                TOPIC_FILTER_INVALID,
-                "an exclusive queue is not shared: its owner subscribes to $ECQ/<client>/#",
-            )
-        count = len(self.subscriptions) + len(self.queue_requests)
-        known = topic_filter in self.subscriptions or topic_filter in self.queue_requests
-        if count >= limits.max_subscriptions and not known:
-            return (
-                QUOTA_EXCEEDED,
-                f"the subscriptions of a client are at most {limits.max_subscriptions} here",
-            )
-        return min(request.qos, int(limits.max_qos)), ""
-
-    def on_unsubscribe(self, packet: Unsubscribe, connection: Connection) -> None:
-        reasons: list[int] = []
-        for topic_filter in packet.filters:
-            known = self.router.unsubscribe(self, topic_filter)
-            if not known and self.router.door is not None:
-                known = self.router.door.unsubscribe(self, topic_filter)
-            reasons.append(SUCCESS if known else NO_SUBSCRIPTION_EXISTED)
-        self._changed(connection, 0xB0, packet.packet_id, reasons if self.version == V5 else [], "")
-
-    def _changed(
+    def answer_filters(
         self, connection: Connection, head: int, packet_id: int, reasons: list[int], why: str
     ) -> None:
-        """Subscriptions have changed: a lasting session answers when that is kept."""
+        """Subscriptions have changed (`subscribing`): a lasting session answers when that is kept."""
         if self.sid and self.router.keeper is not None:
             self._unkept[packet_id] = (head, reasons, why)
             self.router.keep_session(self, packet_id | (FILTERS << 16) | (self._epoch << 20))
