@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 from tests.brokers import Broker, StartBroker
+from tests.redis_process import RedisProcess
 
 # A deadline per example measures how busy the machine is; the timeout per test is the guard.
 hypothesis.settings.register_profile("sluice", deadline=None, print_blob=True)
@@ -43,5 +44,13 @@ def start_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartBrok
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker as it comes, shared by the tests of one module: use topics and client ids of your own."""
     running = Broker(tmp_path_factory.mktemp("broker"), "", (), {})
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    """A Redis for the tests that do it no harm: use a prefix of your own."""
+    running = RedisProcess(tmp_path_factory.mktemp("redis")).start()
     yield running
     running.stop()

@@ -119,6 +119,7 @@ class House:
         self._alerts = AlertSender(allowed=settings.webhooks.allow)
         self._runner: Runner | None = None
         self._admin: AdminService | None = None
+        self._unavailable = ""
         self.failure: Exception | None = None
 
     async def open(self) -> None:
@@ -144,7 +145,7 @@ class House:
         log.info(
             "store opened",
             extra={
-                "store": self._settings.store,
+                "store": hide_secrets(self._settings.store),
                 "segments": recovery.segments,
                 "messages": recovery.messages,
                 "torn_bytes": recovery.torn_bytes,
@@ -179,7 +180,7 @@ class House:
 
     def fault(self) -> str:
         """What is wrong with the store, or nothing."""
-        return "" if self.failure is None else str(self.failure)
+        return self._unavailable if self.failure is None else str(self.failure)
 
     def _make_store(self) -> Store:
         loop = asyncio.get_running_loop()
@@ -187,8 +188,27 @@ class House:
             return MemoryStore(loop.call_soon)
         if self._settings.store == "embedded":
             return EmbeddedStore(str(self._settings.data), loop.call_soon_threadsafe, self._failed)
-        raise ConfigError(
-            f"store {hide_secrets(self._settings.store)} is not built yet", "Use embedded or memory"
+        try:
+            from sluice.store.redis.options import Options
+            from sluice.store.redis.store import RedisStore
+        except ImportError as missing:
+            raise ConfigError(
+                f"the store in Redis needs packages that are not here: {missing.name}",
+                "Install sluice[redis]",
+            ) from missing
+        redis = self._settings.redis
+        return RedisStore(
+            self._settings.store,
+            loop.call_soon_threadsafe,
+            self._failed,
+            on_stall=self._stalled,
+            options=Options(
+                prefix=redis.prefix,
+                lease_seconds=redis.lease,
+                renew_seconds=redis.renew,
+                answer_seconds=redis.answer_timeout,
+                wait_seconds=redis.wait,
+            ),
         )
 
     def _rules_for(self, name: str) -> tuple[Rules, str]:
@@ -206,6 +226,18 @@ class House:
         for warning in warnings:
             log.warning(warning)
 
+    def _stalled(self, reason: str) -> None:
+        """The store takes no writes, or takes them again. What was acknowledged is safe; what is new is refused."""
+        if reason:
+            log.error(
+                "the store takes no writes: publishers are refused", extra={"reason": hide_secrets(reason)}
+            )
+        else:
+            log.warning("the store takes writes again")
+        self._unavailable = hide_secrets(reason)
+        assert self._runner is not None
+        self._runner.engine.unavailable = self._unavailable
+
     def _failed(self, fault: Exception) -> None:
         """The disk has failed us: nothing more is acknowledged, and a restart recovers what was."""
         log.critical("the store has failed", extra={"fault": str(fault)})
@@ -219,7 +251,10 @@ class House:
             if self.failure is None:
                 kept = asyncio.Event()
                 runner.when_kept(kept.set)
-                await kept.wait()
+                elsewhere = self._settings.store not in ("embedded", "memory")
+                with suppress(TimeoutError):  # nobody was told that the rest is kept
+                    async with asyncio.timeout(self._settings.redis.wait if elsewhere else None):
+                        await kept.wait()
             runner.close()
 
 

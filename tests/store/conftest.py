@@ -10,10 +10,15 @@ import pytest
 from tests.store.hands import StoreUnderTest
 
 
-@pytest.fixture(params=["memory", "embedded"])
+@pytest.fixture(params=["memory", "embedded", "redis"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreUnderTest]:
     """An open store with segments of 64 KiB."""
-    under_test = StoreUnderTest(tmp_path / "store" if request.param == "embedded" else None).open()
+    if request.param == "redis":
+        under_test = StoreUnderTest(
+            None, redis=request.getfixturevalue("redis_server").url, prefix=tmp_path.name
+        ).open()
+    else:
+        under_test = StoreUnderTest(tmp_path / "store" if request.param == "embedded" else None).open()
     yield under_test
     under_test.store.close()
 

@@ -1,0 +1,121 @@
+"""What runs inside Redis. Each script that writes first asks whether we are still the owner.
+
+The owner's token is the value that the fence had when it took the store. Whoever takes the store next raises the fence,
+so that a process that was paused, and wakes up believing it is still the owner, is refused by Redis itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+
+class Script:
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+
+
+# KEYS: fence, log, and all that is written to.
+# ARGV: token, number of the frame ("" for what is no frame), then steps:
+#   "A" stream again count, then count times: id, record      messages
+#   "D" stream again id words, then so many words             a message with more fields than its record
+#   n words                                                   a command, as it is
+#   "?" n words                                               a command that may be refused: what it makes is there
+# A frame that is said again after its answer was lost is known by its number. The first command writes to the log, so
+# that a Redis without memory refuses before anything is changed.
+_STEPS: Final = """
+local function keep(stream, again, id, record, ...)
+  local answer = redis.pcall('XADD', stream, id, 'record', record, ...)
+  if type(answer) ~= 'table' or not answer.err then return end
+  if not string.find(answer.err, 'equal or smaller', 1, true) then
+    redis.call('XADD', stream, id, 'record', record, ...)
+  end
+  if #redis.call('XRANGE', stream, id, id) == 0 then
+    redis.call('HSET', again, string.match(id, '^%d+'), record)
+  end
+end
+local function steps(at)
+  local last = #ARGV
+  while at <= last do
+    local what = ARGV[at]
+    if what == 'A' then
+      local stream, again, count = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3])
+      at = at + 4
+      for _ = 1, count do
+        keep(stream, again, ARGV[at], ARGV[at + 1])
+        at = at + 2
+      end
+    elseif what == 'D' then
+      local count = tonumber(ARGV[at + 4])
+      keep(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], unpack(ARGV, at + 5, at + 4 + count))
+      at = at + 5 + count
+    elseif what == '?' then
+      local count = tonumber(ARGV[at + 1])
+      redis.pcall(unpack(ARGV, at + 2, at + 1 + count))
+      at = at + 2 + count
+    else
+      local count = tonumber(what)
+      redis.call(unpack(ARGV, at + 1, at + count))
+      at = at + 1 + count
+    end
+  end
+end
+"""
+
+WRITE: Final = Script(
+    _STEPS
+    + """
+local fence = redis.call('GET', KEYS[1])
+if fence ~= ARGV[1] then return redis.error_reply('FENCED ' .. tostring(fence)) end
+if ARGV[2] ~= '' then
+  local last, frame = tonumber(redis.call('HGET', KEYS[2], 'frame') or '0'), tonumber(ARGV[2])
+  if last >= frame then return 0 end
+  if last + 1 ~= frame then return redis.error_reply('GAP ' .. last) end
+end
+steps(3)
+if ARGV[2] ~= '' then redis.call('HSET', KEYS[2], 'frame', ARGV[2]) end
+return 1
+"""
+)
+
+# The same for one partition of a Cluster, where the fence of the whole store is on another node. KEYS: fence of the
+# partition, and all that is written to. ARGV: token, "", steps. The first owner to come raises the fence by writing.
+WRITE_PART: Final = Script(
+    _STEPS
+    + """
+local fence = redis.call('GET', KEYS[1])
+if fence and tonumber(fence) > tonumber(ARGV[1]) then return redis.error_reply('FENCED ' .. fence) end
+if fence ~= ARGV[1] then redis.call('SET', KEYS[1], ARGV[1]) end
+steps(3)
+return 1
+"""
+)
+
+# KEYS: lease, fence. ARGV: who, milliseconds. The token, or whose the store is and for how long yet.
+ACQUIRE: Final = Script(
+    """
+if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return {redis.call('INCR', KEYS[2])} end
+return {-1, redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}
+"""
+)
+
+# KEYS: lease, fence. ARGV: token, who, milliseconds. A lease that has lapsed and that nobody took is taken up again.
+RENEW: Final = Script(
+    """
+local fence = redis.call('GET', KEYS[2])
+if fence ~= ARGV[1] then return redis.error_reply('FENCED ' .. tostring(fence)) end
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+return 1
+"""
+)
+
+# KEYS: lease, fence. ARGV: token.
+RELEASE: Final = Script(
+    """
+if redis.call('GET', KEYS[2]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+"""
+)
+
+ALL: Final = (WRITE, WRITE_PART, ACQUIRE, RENEW, RELEASE)

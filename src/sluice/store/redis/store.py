@@ -1,0 +1,346 @@
+"""The Redis store's face: the contract of `store/protocol`, kept by a Redis that several brokers may reach.
+
+This object lives in the loop's thread and never waits for Redis once it is open: the writer and the reader do, each in
+a thread of its own, and a keeper renews the lease. What lies where: KEYS.md. Why it is so:
+docs/decisions/0017-redis-store.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from redis.exceptions import RedisError
+
+from sluice.errors import StoreError
+from sluice.store.embedded.store import check_crc32c
+from sluice.store.protocol import Loader, Recovery
+from sluice.store.redis.faults import text_of
+from sluice.store.redis.frames import Parts, take_frame_apart
+from sluice.store.redis.health import advice
+from sluice.store.redis.index import Index
+from sluice.store.redis.keeper import LeaseKeeper
+from sluice.store.redis.keys import Keys, again, entry_id
+from sluice.store.redis.lease import Lease
+from sluice.store.redis.link import Server
+from sluice.store.redis.meaning import Meaning
+from sluice.store.redis.options import Options
+from sluice.store.redis.places import Places
+from sluice.store.redis.plan import ClusterScribe, Plan, Scribe, SingleScribe
+from sluice.store.redis.reader import Reader
+from sluice.store.redis.recovery import Recoverer
+from sluice.store.redis.segments import FRAME_GAP
+from sluice.store.redis.writer import Job, Writer
+
+_LIMIT = 0xF000_0000  # of a segment: an offset has 32 bits
+
+
+class RedisStore:
+    """`on_failure` is called once, in the loop's thread, when there is no going on. `on_stall` is called with the
+    reason when Redis has not taken a write for `wait_seconds`, and with nothing when it takes them again."""
+
+    def __init__(
+        self,
+        url: str,
+        call_soon_threadsafe: Callable[..., object],
+        on_failure: Callable[[Exception], None],
+        *,
+        on_stall: Callable[[str], None] | None = None,
+        meaning: Meaning | None = None,
+        options: Options | None = None,
+        segment_bytes: int = 64 << 20,
+        snapshot_bytes: int = 64 << 20,
+    ) -> None:
+        self._url = url
+        self._call_soon_threadsafe = call_soon_threadsafe
+        self._on_failure = on_failure
+        self._on_stall = on_stall if on_stall is not None else _nobody_listens
+        self._meaning = meaning if meaning is not None else Meaning()
+        self._options = options if options is not None else Options()
+        self._segment_bytes = segment_bytes
+        self._snapshot_bytes = snapshot_bytes
+        self._keys = Keys(self._options.prefix)
+        self._server: Server | None = None
+        self._lease = Lease(self._keys, self._options.lease_seconds)
+        self._writer: Writer | None = None
+        self._reader: Reader | None = None
+        self._keeper: LeaseKeeper | None = None
+        self._index = Index()
+        self._places = Places(self._keys)
+        self._frame = 0
+        self._segment = 1
+        self._offset = 0
+        self._sizes: dict[int, int] = {}
+        self._bytes_since_snapshot = 0
+        self._sealed_since_snapshot = False
+        self._snapshots_under_way = 0
+        self._failed = False
+
+    # -- the contract
+
+    def open(self, loader: Loader) -> Recovery:
+        check_crc32c()
+        if self._writer is not None:
+            raise StoreError("the store is open already")
+        self._index = Index()
+        self._places = Places(self._keys)
+        self._failed = False
+        server = Server(self._url, self._options.answer_seconds)
+        try:
+            return self._open(server, loader)
+        except RedisError as fault:
+            server.close()
+            raise StoreError(
+                f"Redis cannot be used: {text_of(fault)}", "Start Redis, or give its address with --store"
+            ) from fault
+        except BaseException:
+            server.close()
+            raise
+
+    def _open(self, server: Server, loader: Loader) -> Recovery:
+        told = server.look()
+        link = server.link()
+        self._lease.acquire(link, "Redis")
+        try:
+            log = Recoverer(link, self._keys, self._index, self._places, loader).run()
+        except BaseException:
+            self._lease.release(link)
+            raise
+        finally:
+            link.close()
+        log.report.notes += advice(told, server.settings())
+        self._frame = log.frame
+        self._segment = log.segment
+        self._sizes = log.sizes
+        self._offset = self._sizes[self._segment]
+        self._bytes_since_snapshot = log.bytes_since_snapshot
+        self._sealed_since_snapshot = log.sealed_since_snapshot
+        self._roll_if_full()
+        log.report.segments = len(self._sizes)
+        scribe: Scribe = ClusterScribe(self._keys) if server.is_cluster else SingleScribe(self._keys)
+        self._writer = Writer(
+            server.link(),
+            scribe,
+            self._lease.token,
+            self._options.wait_seconds,
+            self._call_soon_threadsafe,
+            self._fail,
+            self._on_stall,
+        )
+        self._reader = Reader(
+            server.link(), self._keys, self._index, self._places, self._call_soon_threadsafe, self._fail
+        )
+        self._keeper = LeaseKeeper(
+            server.link(), self._lease, self._options.renew_seconds, self._call_soon_threadsafe, self._fail
+        )
+        self._server = server
+        self._writer.start()
+        self._reader.start()
+        self._keeper.start()
+        return log.report
+
+    def next_frame(self) -> int:
+        return self._segment << 32 | (self._offset + FRAME_GAP)
+
+    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
+        """Redis decides by its own `appendfsync` what an answer is worth: `sync` asks for no more than that."""
+        writer = self._open_writer()
+        size = FRAME_GAP + len(frame)
+        if self._offset + size > _LIMIT:
+            raise ValueError(f"a frame of {len(frame)} bytes does not fit into a segment")
+        parts = take_frame_apart(frame, count)
+        self._frame += 1
+        plan = Plan(self._frame)
+        self._name_partitions(parts)
+        gone = self._meaning.show(parts.notes, plan, self._places)
+        first = self._offset == 0
+        writer.put(Job(_Commit(self, plan, parts, self.next_frame(), len(frame), first, gone), done))
+        self._offset += size
+        self._bytes_since_snapshot += size
+        self._sizes[self._segment] = self._offset
+        self._roll_if_full()
+
+    def _name_partitions(self, parts: Parts) -> None:
+        last = -1
+        for piece in parts.pieces:
+            if piece.pid != last:
+                last = piece.pid
+                if not self._places.knows(last):
+                    self._meaning.name_partition(last, self._places)
+
+    def write_down(
+        self, plan: Plan, parts: Parts, address: int, size: int, first: bool, gone: list[int]
+    ) -> Plan:
+        """Put a commit together. In the writer's thread."""
+        keys = self._keys
+        segment = address >> 32
+        number = plan.number
+        log = plan.log
+        log.command(
+            "XADD",
+            keys.segment(segment),
+            f"{number}-1",
+            "at",
+            address & 0xFFFF_FFFF,
+            "size",
+            size,
+            "log",
+            parts.log,
+        )
+        if first:
+            log.command("ZADD", keys.segments, segment, segment)
+            log.command("HSET", keys.log, "segment", segment)
+        last = -1
+        count_at = 0
+        words: list[str | bytes | int] = []
+        for piece in parts.pieces:
+            pid = piece.pid
+            self._index.add(address + piece.offset, pid, piece.seq)
+            fields = self._meaning.fields_of(pid, piece.record)
+            if pid != last or fields:
+                last = pid
+                base = self._places.base(pid)
+                steps = plan.body(base)
+                steps.keys[base] = None
+                steps.keys[again(base)] = None
+                words = steps.words
+                if pid not in self._places.kept:
+                    self._places.kept.add(pid)
+                    log.command("HSET", keys.partitions, pid, self._places.name_of(pid))
+                if fields:
+                    words += ["D", base, again(base), entry_id(piece.seq), 1 + 2 * len(fields), piece.record]
+                    for name, value in fields:
+                        words += [name, value]
+                    last = -1
+                    continue
+                count_at = len(words) + 3
+                words += ["A", base, again(base), 0]
+            words += [entry_id(piece.seq), piece.record]
+            words[count_at] = int(words[count_at]) + 1
+        for pid in gone:
+            log.command("HDEL", keys.partitions, pid)
+            self._places.forget(pid)
+        self._index.forget(set(gone))
+        return plan
+
+    def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
+        if self._reader is None:
+            raise StoreError("the store is not open")
+        self._reader.read(list(addresses), done)
+
+    def scan(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
+        if self._reader is None:
+            raise StoreError("the store is not open")
+        self._reader.scan(segment, done)
+
+    def wants_snapshot(self) -> bool:
+        if self._snapshots_under_way:
+            return False
+        return self._sealed_since_snapshot or self._bytes_since_snapshot >= self._snapshot_bytes
+
+    def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
+        writer = self._open_writer()
+        gone = [segment for segment in free if segment in self._sizes and segment != self._segment]
+        for segment in gone:
+            del self._sizes[segment]
+        self._bytes_since_snapshot = 0
+        self._sealed_since_snapshot = False
+        self._snapshots_under_way += 1
+        writer.put(Job(_Snapshot(self, state, gone, self._frame, self._segment), _SnapshotDone(self, done)))
+
+    def write_snapshot(self, state: bytes, free: list[int], covered: int, segment: int) -> Plan:
+        """The snapshot, and then what it makes superfluous. In the writer's thread."""
+        keys = self._keys
+        plan = Plan()
+        plan.log.command("HSET", keys.snapshot, "covered", covered, "state", state)
+        plan.log.command("HSET", keys.log, "segment", segment)
+        for number in free:
+            plan.log.command("ZREM", keys.segments, number)
+            plan.log.command("UNLINK", keys.segment(number))
+            for pid, seqs in self._index.free(number).items():
+                base = self._places.base(pid)
+                view = plan.view(base)
+                view.many("XDEL", base, [], [entry_id(seq) for seq in seqs])
+                view.many("HDEL", again(base), [], list(seqs))
+        return plan
+
+    def snapshot_done(self) -> None:
+        self._snapshots_under_way -= 1
+
+    def segment_sizes(self) -> dict[int, int]:
+        return dict(self._sizes)
+
+    def close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.stop()
+        if self._reader is not None:
+            self._reader.stop()
+            self._reader = None
+        if self._keeper is not None:
+            self._keeper.stop()
+            self._keeper = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    # -- inside
+
+    def _open_writer(self) -> Writer:
+        if self._writer is None:
+            raise StoreError("the store is not open")
+        return self._writer
+
+    def _roll_if_full(self) -> None:
+        if self._offset >= self._segment_bytes:
+            self._segment += 1
+            self._offset = 0
+            self._sizes[self._segment] = 0
+            self._sealed_since_snapshot = True
+
+    def _fail(self, fault: Exception) -> None:
+        if not self._failed:
+            self._failed = True
+            self._on_failure(fault)
+
+
+class _Commit:
+    def __init__(
+        self,
+        store: RedisStore,
+        plan: Plan,
+        parts: Parts,
+        address: int,
+        size: int,
+        first: bool,
+        gone: list[int],
+    ) -> None:
+        self._store = store
+        self._facts = (plan, parts, address, size, first, gone)
+
+    def __call__(self) -> Plan:
+        return self._store.write_down(*self._facts)
+
+
+class _Snapshot:
+    def __init__(self, store: RedisStore, state: bytes, free: list[int], covered: int, segment: int) -> None:
+        self._store = store
+        self._facts = (state, free, covered, segment)
+
+    def __call__(self) -> Plan:
+        return self._store.write_snapshot(*self._facts)
+
+
+class _SnapshotDone:
+    """Tells the store before it tells who asked."""
+
+    def __init__(self, store: RedisStore, done: Callable[[], None]) -> None:
+        self._store = store
+        self._done = done
+
+    def __call__(self) -> None:
+        self._store.snapshot_done()
+        self._done()
+
+
+def _nobody_listens(reason: str) -> None:
+    """Who builds a store without `on_stall` waits."""

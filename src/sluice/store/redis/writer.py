@@ -1,0 +1,115 @@
+"""The writer thread: frames and snapshots, in the order in which the loop gave them, until Redis has each of them.
+
+A write whose answer did not come is said again, for as long as it takes: Redis knows a frame by its number and does not
+keep it twice. Meanwhile nobody is answered, and after a while the loop is told, so that publishers hear a refusal
+instead of waiting. What cannot be mended by waiting (the store has a new owner, Redis has lost what it had confirmed)
+ends the thread, and with it the process.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from sluice.errors import StoreFailed
+from sluice.store.redis.faults import final_fault, passes, text_of
+from sluice.store.redis.link import Link
+from sluice.store.redis.plan import Plan, Scribe
+
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 1.0
+
+
+class Job:
+    """Something to write. `plan` is called in the thread: putting together what is said costs the loop nothing."""
+
+    def __init__(self, plan: Callable[[], Plan], done: Callable[[], None]) -> None:
+        self.plan = plan
+        self.done = done
+
+
+class Writer:
+    def __init__(
+        self,
+        link: Link,
+        scribe: Scribe,
+        token: int,
+        wait_seconds: float,
+        call_soon_threadsafe: Callable[..., object],
+        on_failure: Callable[[Exception], None],
+        on_stall: Callable[[str], None],
+    ) -> None:
+        self._link = link
+        self._scribe = scribe
+        self._token = token
+        self._wait_seconds = wait_seconds
+        self._call_soon_threadsafe = call_soon_threadsafe
+        self._on_failure = on_failure
+        self._on_stall = on_stall
+        self._stalled = False
+        self._stopping = threading.Event()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._worker = threading.Thread(target=self._run, name="sluice-redis-writer", daemon=True)
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def put(self, job: Job) -> None:
+        self._jobs.put(job)
+
+    def stop(self) -> bool:
+        """Finish what was given, as long as Redis answers; whether all of it was."""
+        self._stopping.set()
+        self._jobs.put(None)
+        self._worker.join()
+        self._link.close()
+        return self._jobs.empty()
+
+    # -- in the thread
+
+    def _run(self) -> None:
+        try:
+            while True:
+                job = self._jobs.get()
+                if job is None:
+                    return
+                self._write(job.plan())
+                self._tell(job.done)
+        except Exception as error:
+            fault = error if isinstance(error, StoreFailed) else final_fault(error)
+            if fault is not error:
+                fault.__cause__ = error
+            self._tell(self._on_failure, fault)
+
+    def _write(self, plan: Plan) -> None:
+        pause = _FIRST_PAUSE
+        since = 0.0
+        while True:
+            try:
+                self._scribe.write(self._link, plan, self._token)
+                break
+            except Exception as fault:
+                if not passes(fault):
+                    raise
+                now = time.monotonic()
+                since = since or now
+                if self._stopping.is_set() and now - since > self._wait_seconds:
+                    raise StoreFailed(
+                        f"Redis does not answer, and we were asked to stop: {text_of(fault)}"
+                    ) from fault
+                if not self._stalled and now - since >= self._wait_seconds:
+                    self._stalled = True
+                    self._tell(self._on_stall, text_of(fault))
+            time.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+        if self._stalled:
+            self._stalled = False
+            self._tell(self._on_stall, "")
+
+    def _tell(self, callback: Callable[..., object], *facts: object) -> None:
+        try:
+            self._call_soon_threadsafe(callback, *facts)
+        except RuntimeError:
+            pass  # the loop is closed

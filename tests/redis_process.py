@@ -1,0 +1,90 @@
+"""A real Redis of the test's own: on a free loopback port, in a directory of its own, ended by its own handle."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+PATIENCE_SECONDS = 30.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def redis_program() -> str:
+    found = shutil.which(
+        "redis-server", path="/usr/bin:/usr/local/bin:/usr/sbin:/opt/homebrew/bin"
+    ) or shutil.which("redis-server")
+    if found is None:
+        pytest.skip("redis-server is missing; install the package redis-server")
+    return found
+
+
+class RedisProcess:
+    """Keeps everything it confirms (appendfsync always) unless told otherwise. It can be killed and started again."""
+
+    def __init__(self, directory: Path, port: int = 0, **settings: str) -> None:
+        self.directory = directory
+        self.port = port or free_port()
+        self.url = f"redis://127.0.0.1:{self.port}"
+        self._settings = {
+            "bind": "127.0.0.1",
+            "port": str(self.port),
+            "save": "",
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "auto-aof-rewrite-percentage": "0",
+            "dir": str(directory),
+            **{name.replace("_", "-"): value for name, value in settings.items()},
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> RedisProcess:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        words = [redis_program()]
+        for name, value in self._settings.items():
+            words += [f"--{name}", value]
+        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                client = self.client()
+                client.ping()
+                client.close()
+                return self
+            except redis.RedisError:
+                assert self._process.poll() is None, "redis-server ended at once"
+                assert time.monotonic() < deadline, "redis-server does not answer"
+                time.sleep(0.02)
+
+    def client(self) -> redis.Redis:
+        return redis.Redis.from_url(self.url)
+
+    def kill(self) -> None:
+        """kill -9."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def pause(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
