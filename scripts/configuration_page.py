@@ -45,6 +45,13 @@ SERVER: dict[str, str] = {
     "redis.renew": "how often ownership is renewed",
     "redis.answer_timeout": "a Redis that is silent for so long is connected to anew, and asked again",
     "redis.wait": "how long publishers wait for a Redis that takes no writes; then they are refused until it does",
+    "redis.poll": "how far the pending lists in Redis may be behind deliveries",
+    "redis.batch": "deliveries that one command adds to a pending list",
+    "redis.pending_scan": "between looks for pending deliveries that nobody has",
+    "redis.claim_idle": "how long such a one must have been pending to be taken back",
+    "redis.claim_batch": "how many one command takes back",
+    "redis.mover_interval": "between looks for retries that are due",
+    "redis.mover_batch": "how many one script moves",
     "auth.allow_anonymous": "who may connect without a name: everybody, nobody, or (not set) everybody on loopback, "
     "as long as there are no users. Not set and a listener beyond loopback: the start is refused",
     "auth.users": "file of users, made by `sluice user add`; see [security.md](security.md)",

@@ -17,6 +17,7 @@ import ssl
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -59,6 +60,8 @@ from sluice.wire.topics import matches
 if TYPE_CHECKING:
     from sluice.admin.grpc.server import GrpcTls
     from sluice.admin.thread import AdminThread, OpenDoor
+    from sluice.queues.meaning import QueueMeaning
+    from sluice.store.redis.store import RedisStore
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +123,8 @@ class House:
         self._runner: Runner | None = None
         self._admin: AdminService | None = None
         self._unavailable = ""
+        self._on_opened: Callable[[], None] | None = None
+        self._polling: asyncio.TimerHandle | None = None
         self.failure: Exception | None = None
 
     async def open(self) -> None:
@@ -131,7 +136,7 @@ class House:
         engine = Engine(self._rules_for, random.random, self._settings.queues.cache_bytes, ZstdCodec())
         runner = Runner(
             engine,
-            self._make_store(),
+            self._make_store(engine),
             steady_time,
             loop.call_later,
             turn.send,
@@ -141,6 +146,8 @@ class House:
         )
         recovery = runner.open(lambda name, text: read_config(json.loads(text), name).rules())
         runner.on_broken = self._failed
+        if self._on_opened is not None:
+            self._on_opened()
         self._runner = runner
         log.info(
             "store opened",
@@ -182,13 +189,14 @@ class House:
         """What is wrong with the store, or nothing."""
         return self._unavailable if self.failure is None else str(self.failure)
 
-    def _make_store(self) -> Store:
+    def _make_store(self, engine: Engine) -> Store:
         loop = asyncio.get_running_loop()
         if self._settings.store == "memory":
             return MemoryStore(loop.call_soon)
         if self._settings.store == "embedded":
             return EmbeddedStore(str(self._settings.data), loop.call_soon_threadsafe, self._failed)
         try:
+            from sluice.queues.meaning import QueueMeaning
             from sluice.store.redis.options import Options
             from sluice.store.redis.store import RedisStore
         except ImportError as missing:
@@ -197,19 +205,40 @@ class House:
                 "Install sluice[redis]",
             ) from missing
         redis = self._settings.redis
-        return RedisStore(
+        meaning = QueueMeaning(engine)
+        store = RedisStore(
             self._settings.store,
             loop.call_soon_threadsafe,
             self._failed,
             on_stall=self._stalled,
+            meaning=meaning,
             options=Options(
                 prefix=redis.prefix,
                 lease_seconds=redis.lease,
                 renew_seconds=redis.renew,
                 answer_seconds=redis.answer_timeout,
                 wait_seconds=redis.wait,
+                poll_seconds=redis.poll,
+                batch=redis.batch,
+                pending_scan_seconds=redis.pending_scan,
+                claim_idle_seconds=redis.claim_idle,
+                claim_batch=redis.claim_batch,
+                mover_batch=redis.mover_batch,
+                mover_seconds=redis.mover_interval,
             ),
         )
+        self._on_opened = partial(self._show, store, meaning, redis.poll)
+        return store
+
+    def _show(self, store: RedisStore, meaning: QueueMeaning, poll: float) -> None:
+        """The queues are back: show them to those who look into Redis, from now on."""
+        meaning.learn()
+        store.begin_showing()
+        self._follow(store, poll)
+
+    def _follow(self, store: RedisStore, poll: float) -> None:
+        store.look(steady_time())
+        self._polling = asyncio.get_running_loop().call_later(poll, self._follow, store, poll)
 
     def _rules_for(self, name: str) -> tuple[Rules, str]:
         """What a queue that comes into being is like: the first template whose pattern matches its name."""
@@ -247,6 +276,8 @@ class House:
     async def close(self) -> None:
         await self._alerts.close()
         runner = self._runner
+        if self._polling is not None:
+            self._polling.cancel()
         if runner is not None:
             if self.failure is None:
                 kept = asyncio.Event()

@@ -137,6 +137,13 @@ class RedisSettings(Section):
     wait: Annotated[Seconds, lasting(0, 3600)] = (
         10.0  # for a Redis that takes no writes; then publishers are refused
     )
+    poll: Annotated[Seconds, lasting(0.01, 3600)] = 0.5  # between looks at deliveries, for the pending lists
+    batch: Annotated[int, number(1, 1000)] = 32  # deliveries that one command adds to them
+    pending_scan: Annotated[Seconds, lasting(0.1, 86400)] = 30.0  # between looks for those that nobody has
+    claim_idle: Annotated[Seconds, lasting(1, 86400)] = 300.0  # after so long
+    claim_batch: Annotated[int, number(1, 10_000)] = 100  # and how many one command takes back
+    mover_interval: Annotated[Seconds, lasting(0.01, 3600)] = 1.0  # between looks for retries that are due
+    mover_batch: Annotated[int, number(1, 10_000)] = 100  # and how many one script moves
 
 
 class WebhookSettings(Section):

@@ -9,15 +9,20 @@ from typing import Any, Protocol
 import pytest
 
 from tests.queues.kit import EmbeddedKeeper, EngineUnderTest, Keeper, MemoryKeeper
+from tests.queues.redis_keeper import RedisKeeper
 
 
 class MakeEngine(Protocol):
     def __call__(self, **settings: Any) -> EngineUnderTest: ...
 
 
-@pytest.fixture(params=["memory", "embedded"])
+@pytest.fixture(params=["memory", "embedded", "redis"])
 def keeper(request: pytest.FixtureRequest, tmp_path: Path) -> Keeper:
-    return MemoryKeeper() if request.param == "memory" else EmbeddedKeeper(tmp_path / "store")
+    if request.param == "memory":
+        return MemoryKeeper()
+    if request.param == "embedded":
+        return EmbeddedKeeper(tmp_path / "store")
+    return RedisKeeper(request.getfixturevalue("redis_server"), tmp_path.name)
 
 
 @pytest.fixture
@@ -33,6 +38,7 @@ def make(keeper: Keeper) -> Iterator[MakeEngine]:
     for engine in made:
         engine.settle_down()
         engine.verify()
+        engine.keeper.check()
         engine.runner.close()
 
 

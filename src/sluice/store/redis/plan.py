@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sluice.store.redis.keys import Keys, fence_of
+from sluice.store.redis.keys import Keys, counters, fence_of
 from sluice.store.redis.link import Command, Link, Word, call
 from sluice.store.redis.scripts import WRITE, WRITE_PART
 
@@ -76,16 +76,16 @@ class ClusterScribe:
         self._keys = keys
 
     def write(self, link: Link, plan: Plan, token: int) -> None:
-        self._write_parts(link, plan.bodies, token)
+        self._write_parts(link, plan.bodies, token, 0)
         if plan.log.words:
             names = {self._keys.fence: None, self._keys.log: None, **plan.log.keys}
             link.ask([(self._keys.log, call(WRITE, list(names), token, plan.number or "", *plan.log.words))])
-        self._write_parts(link, plan.views, token)
+        self._write_parts(link, plan.views, token, plan.number)
 
-    def _write_parts(self, link: Link, parts: dict[str, Steps], token: int) -> None:
+    def _write_parts(self, link: Link, parts: dict[str, Steps], token: int, number: int) -> None:
         commands: list[tuple[str, Command]] = []
         for base, steps in parts.items():
-            names = {fence_of(base): None, **steps.keys}
-            commands.append((base, call(WRITE_PART, list(names), token, "", *steps.words)))
+            names = {fence_of(base): None, counters(base): None, **steps.keys}
+            commands.append((base, call(WRITE_PART, list(names), token, number or "", *steps.words)))
         if commands:
             link.ask(commands)

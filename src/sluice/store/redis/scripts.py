@@ -79,15 +79,20 @@ return 1
 """
 )
 
-# The same for one partition of a Cluster, where the fence of the whole store is on another node. KEYS: fence of the
-# partition, and all that is written to. ARGV: token, "", steps. The first owner to come raises the fence by writing.
+# The same for one partition of a Cluster, where the fence of the whole store is on another node. KEYS: fence and
+# counters of the partition, and all that is written to. ARGV: token, number of the frame whose views these are or "",
+# steps. An owner raises the fence with its first write.
 WRITE_PART: Final = Script(
     _STEPS
     + """
 local fence = redis.call('GET', KEYS[1])
 if fence and tonumber(fence) > tonumber(ARGV[1]) then return redis.error_reply('FENCED ' .. fence) end
 if fence ~= ARGV[1] then redis.call('SET', KEYS[1], ARGV[1]) end
+if ARGV[2] ~= '' then
+  if tonumber(redis.call('HGET', KEYS[2], 'frame') or '0') >= tonumber(ARGV[2]) then return 0 end
+end
 steps(3)
+if ARGV[2] ~= '' then redis.call('HSET', KEYS[2], 'frame', ARGV[2]) end
 return 1
 """
 )
@@ -118,4 +123,33 @@ return 0
 """
 )
 
-ALL: Final = (WRITE, WRITE_PART, ACQUIRE, RENEW, RELEASE)
+# The fence of the two below is the store's, or in a Cluster the partition's.
+_STILL_OURS: Final = """
+local fence = redis.call('GET', KEYS[1])
+if fence and tonumber(fence) > tonumber(ARGV[1]) then return redis.error_reply('FENCED ' .. fence) end
+"""
+
+# KEYS: fence, stream, retry, retries. ARGV: token, milliseconds since 1970, most, group, consumer. Deliveries whose
+# time has come are pending again; their sequences.
+MOVE: Final = Script(
+    _STILL_OURS
+    + """
+local due = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', ARGV[2], 'LIMIT', 0, ARGV[3])
+for _, seq in ipairs(due) do
+  redis.call('ZREM', KEYS[3], seq)
+  redis.call('HDEL', KEYS[4], seq)
+  redis.pcall('XCLAIM', KEYS[2], ARGV[4], ARGV[5], 0, seq .. '-1', 'FORCE', 'JUSTID')
+end
+return due
+"""
+)
+
+# KEYS: fence, stream. ARGV: token, group, consumer, idle milliseconds, start, most. What XAUTOCLAIM says.
+CLAIM: Final = Script(
+    _STILL_OURS
+    + """
+return redis.call('XAUTOCLAIM', KEYS[2], ARGV[2], ARGV[3], ARGV[4], ARGV[5], 'COUNT', ARGV[6], 'JUSTID')
+"""
+)
+
+ALL: Final = (WRITE, WRITE_PART, MOVE, CLAIM, ACQUIRE, RENEW, RELEASE)

@@ -13,24 +13,28 @@ from redis.exceptions import RedisError
 
 from sluice.errors import StoreError
 from sluice.store.embedded.store import check_crc32c
+from sluice.store.meaning import Meaning
 from sluice.store.protocol import Loader, Recovery
 from sluice.store.redis.faults import text_of
 from sluice.store.redis.frames import Parts, take_frame_apart
 from sluice.store.redis.health import advice
 from sluice.store.redis.index import Index
 from sluice.store.redis.keeper import LeaseKeeper
-from sluice.store.redis.keys import Keys, again, entry_id
+from sluice.store.redis.keys import Keys, again, counters, entry_id
 from sluice.store.redis.lease import Lease
+from sluice.store.redis.letters import fields_of
 from sluice.store.redis.link import Server
-from sluice.store.redis.meaning import Meaning
 from sluice.store.redis.options import Options
 from sluice.store.redis.places import Places
 from sluice.store.redis.plan import ClusterScribe, Plan, Scribe, SingleScribe
 from sluice.store.redis.reader import Reader
 from sluice.store.redis.recovery import Recoverer
 from sluice.store.redis.segments import FRAME_GAP
-from sluice.store.redis.writer import Job, Writer
+from sluice.store.redis.showing import Showing
+from sluice.store.redis.views import Views
+from sluice.store.redis.writer import WriteJob, Writer
 
+COUNTS_READS = (7, 0)  # from here on a group knows how many entries it has read
 _LIMIT = 0xF000_0000  # of a segment: an offset has 32 bits
 
 
@@ -66,6 +70,9 @@ class RedisStore:
         self._keeper: LeaseKeeper | None = None
         self._index = Index()
         self._places = Places(self._keys)
+        self._scribe: Scribe = SingleScribe(self._keys)
+        self._views = Views(self._keys, self._places, self._meaning, 1, False)
+        self._showing: Showing | None = None
         self._frame = 0
         self._segment = 1
         self._offset = 0
@@ -116,10 +123,12 @@ class RedisStore:
         self._sealed_since_snapshot = log.sealed_since_snapshot
         self._roll_if_full()
         log.report.segments = len(self._sizes)
-        scribe: Scribe = ClusterScribe(self._keys) if server.is_cluster else SingleScribe(self._keys)
+        self._scribe = ClusterScribe(self._keys) if server.is_cluster else SingleScribe(self._keys)
+        self._views = Views(
+            self._keys, self._places, self._meaning, self._options.batch, server.version >= COUNTS_READS
+        )
         self._writer = Writer(
             server.link(),
-            scribe,
             self._lease.token,
             self._options.wait_seconds,
             self._call_soon_threadsafe,
@@ -131,6 +140,16 @@ class RedisStore:
         )
         self._keeper = LeaseKeeper(
             server.link(), self._lease, self._options.renew_seconds, self._call_soon_threadsafe, self._fail
+        )
+        self._showing = Showing(
+            self._keys,
+            self._places,
+            self._meaning,
+            self._views,
+            self._scribe,
+            self._options,
+            server.is_cluster,
+            self._writer.put,
         )
         self._server = server
         self._writer.start()
@@ -151,9 +170,10 @@ class RedisStore:
         self._frame += 1
         plan = Plan(self._frame)
         self._name_partitions(parts)
-        gone = self._meaning.show(parts.notes, plan, self._places)
+        gone = self._views.show(parts.notes, plan) if parts.notes else []
         first = self._offset == 0
-        writer.put(Job(_Commit(self, plan, parts, self.next_frame(), len(frame), first, gone), done))
+        make = _Commit(self, plan, parts, self.next_frame(), len(frame), first, gone)
+        writer.put(WriteJob(self._scribe, make, done))
         self._offset += size
         self._bytes_since_snapshot += size
         self._sizes[self._segment] = self._offset
@@ -164,8 +184,7 @@ class RedisStore:
         for piece in parts.pieces:
             if piece.pid != last:
                 last = piece.pid
-                if not self._places.knows(last):
-                    self._meaning.name_partition(last, self._places)
+                self._views.name(last)
 
     def write_down(
         self, plan: Plan, parts: Parts, address: int, size: int, first: bool, gone: list[int]
@@ -191,11 +210,13 @@ class RedisStore:
             log.command("HSET", keys.log, "segment", segment)
         last = -1
         count_at = 0
+        produced: dict[int, int] = {}
         words: list[str | bytes | int] = []
         for piece in parts.pieces:
             pid = piece.pid
             self._index.add(address + piece.offset, pid, piece.seq)
-            fields = self._meaning.fields_of(pid, piece.record)
+            produced[pid] = produced.get(pid, 0) + 1
+            fields = fields_of(piece.record) if self._meaning.is_queue(pid) else []
             if pid != last or fields:
                 last = pid
                 base = self._places.base(pid)
@@ -216,6 +237,10 @@ class RedisStore:
                 words += ["A", base, again(base), 0]
             words += [entry_id(piece.seq), piece.record]
             words[count_at] = int(words[count_at]) + 1
+        for pid, count in produced.items():
+            if pid not in gone:
+                base = self._places.base(pid)
+                plan.view(base).command("HINCRBY", counters(base), "produced", count)
         for pid in gone:
             log.command("HDEL", keys.partitions, pid)
             self._places.forget(pid)
@@ -245,7 +270,8 @@ class RedisStore:
         self._bytes_since_snapshot = 0
         self._sealed_since_snapshot = False
         self._snapshots_under_way += 1
-        writer.put(Job(_Snapshot(self, state, gone, self._frame, self._segment), _SnapshotDone(self, done)))
+        make = _Snapshot(self, state, gone, self._frame, self._segment)
+        writer.put(WriteJob(self._scribe, make, _SnapshotDone(self, done)))
 
     def write_snapshot(self, state: bytes, free: list[int], covered: int, segment: int) -> Plan:
         """The snapshot, and then what it makes superfluous. In the writer's thread."""
@@ -269,7 +295,18 @@ class RedisStore:
     def segment_sizes(self) -> dict[int, int]:
         return dict(self._sizes)
 
+    def begin_showing(self) -> None:
+        """The queues are back, and the meaning can be asked: make the views true, before the first commit."""
+        if self._showing is not None:
+            self._showing.begin()
+
+    def look(self, now: float) -> None:
+        """To be called every `poll_seconds`: pending lists follow deliveries, and due retries are moved."""
+        if self._showing is not None and not self._failed:
+            self._showing.look(now)
+
     def close(self) -> None:
+        self._showing = None
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.stop()

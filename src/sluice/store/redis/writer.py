@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from sluice.errors import StoreFailed
 from sluice.store.redis.faults import final_fault, passes, text_of
@@ -23,18 +24,49 @@ _LONGEST_PAUSE = 1.0
 
 
 class Job:
-    """Something to write. `plan` is called in the thread: putting together what is said costs the loop nothing."""
+    """Something for the writer to do, as often as it takes. `done` gets what `run` has answered."""
 
-    def __init__(self, plan: Callable[[], Plan], done: Callable[[], None]) -> None:
-        self.plan = plan
-        self.done = done
+    def run(self, link: Link, token: int) -> object:
+        raise NotImplementedError
+
+    def done(self, answer: object) -> None: ...
+
+
+class WriteJob(Job):
+    """`make` puts together what is said, in the thread: it costs the loop nothing."""
+
+    def __init__(self, scribe: Scribe, make: Callable[[], Plan], done: Callable[[], None]) -> None:
+        self._scribe = scribe
+        self._make = make
+        self._plan: Plan | None = None
+        self._done = done
+
+    def run(self, link: Link, token: int) -> object:
+        if self._plan is None:
+            self._plan = self._make()
+        self._scribe.write(link, self._plan, token)
+        return None
+
+    def done(self, answer: object) -> None:
+        self._done()
+
+
+class AskJob(Job):
+    def __init__(self, ask: Callable[[Link, int], object], done: Callable[[Any], None]) -> None:
+        self._ask = ask
+        self._done = done
+
+    def run(self, link: Link, token: int) -> object:
+        return self._ask(link, token)
+
+    def done(self, answer: object) -> None:
+        self._done(answer)
 
 
 class Writer:
     def __init__(
         self,
         link: Link,
-        scribe: Scribe,
         token: int,
         wait_seconds: float,
         call_soon_threadsafe: Callable[..., object],
@@ -42,7 +74,6 @@ class Writer:
         on_stall: Callable[[str], None],
     ) -> None:
         self._link = link
-        self._scribe = scribe
         self._token = token
         self._wait_seconds = wait_seconds
         self._call_soon_threadsafe = call_soon_threadsafe
@@ -75,20 +106,19 @@ class Writer:
                 job = self._jobs.get()
                 if job is None:
                     return
-                self._write(job.plan())
-                self._tell(job.done)
+                self._tell(job.done, self._do(job))
         except Exception as error:
             fault = error if isinstance(error, StoreFailed) else final_fault(error)
             if fault is not error:
                 fault.__cause__ = error
             self._tell(self._on_failure, fault)
 
-    def _write(self, plan: Plan) -> None:
+    def _do(self, job: Job) -> object:
         pause = _FIRST_PAUSE
         since = 0.0
         while True:
             try:
-                self._scribe.write(self._link, plan, self._token)
+                answer = job.run(self._link, self._token)
                 break
             except Exception as fault:
                 if not passes(fault):
@@ -107,6 +137,7 @@ class Writer:
         if self._stalled:
             self._stalled = False
             self._tell(self._on_stall, "")
+        return answer
 
     def _tell(self, callback: Callable[..., object], *facts: object) -> None:
         try:
