@@ -70,6 +70,15 @@ class RedisProcess:
     def client(self) -> redis.Redis:
         return redis.Redis.from_url(self.url)
 
+    def speak_tls(self, authority: Path) -> None:
+        """TLS alone, on a port of its own; clients trust `authority`."""
+        self._settings["tls-port"] = self._settings["port"]
+        self._settings["port"] = "0"
+        self.url = f"rediss://127.0.0.1:{self.port}?ssl_ca_certs={authority}"
+
+    def is_dead(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
     def kill(self) -> None:
         """kill -9."""
         assert self._process is not None

@@ -39,7 +39,7 @@ from sluice.broker.responses import Responses
 from sluice.broker.sys_topics import SysTopics
 from sluice.clock import steady_time
 from sluice.config import Settings
-from sluice.errors import ConfigError, InvalidQueueConfig, StoreFailed
+from sluice.errors import ConfigError, InvalidQueueConfig, StoreError, StoreFailed
 from sluice.logs import hide_secrets
 from sluice.notation import Address
 from sluice.queues.compression import ZstdCodec
@@ -108,7 +108,7 @@ async def run(settings: Settings) -> None:
         await house.close()
         gate.close()
     if house.failure is not None:
-        raise StoreFailed(str(house.failure))
+        raise house.failure if isinstance(house.failure, StoreError) else StoreFailed(str(house.failure))
     log.info("stopped")
 
 
