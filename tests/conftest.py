@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ import pytest
 import uvloop
 
 from tests.brokers import Broker, StartBroker
-from tests.redis_process import RedisProcess
+from tests.redis_process import RedisCluster, RedisProcess
 
 # A deadline per example measures how busy the machine is; the timeout per test is the guard.
 hypothesis.settings.register_profile("sluice", deadline=None, print_blob=True)
@@ -53,13 +52,27 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
-    """A Redis for the tests that do it no harm: use a prefix of your own."""
-    folder = tmp_path_factory.mktemp("redis")
-    memory = Path("/dev/shm")  # every answer waits for a sync: where there is no disk, that costs nothing
+def redis_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Every answer of Redis waits for a sync: where there is no disk below, that costs nothing."""
+    memory = Path("/dev/shm")
     if os.access(memory, os.W_OK):
-        folder = Path(tempfile.mkdtemp(prefix="sluice-redis-", dir=memory))
-    running = RedisProcess(folder).start()
+        with tempfile.TemporaryDirectory(prefix="sluice-redis-", dir=memory) as folder:
+            yield Path(folder)
+    else:
+        yield tmp_path_factory.mktemp("redis")
+
+
+@pytest.fixture(scope="session")
+def redis_server(redis_folder: Path) -> Iterator[RedisProcess]:
+    """A Redis for the tests that do it no harm: use a prefix of your own."""
+    running = RedisProcess(redis_folder / "single").start()
     yield running
     running.stop()
-    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(redis_folder: Path) -> Iterator[RedisCluster]:
+    """Three masters, likewise."""
+    running = RedisCluster(redis_folder / "cluster").start()
+    yield running
+    running.stop()

@@ -97,3 +97,58 @@ class RedisProcess:
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+
+
+SLOTS = 16384
+
+
+class RedisCluster:
+    """Three masters, each with a third of the slots."""
+
+    def __init__(self, folder: Path) -> None:
+        self.nodes = [
+            RedisProcess(folder / f"node{nth}", _port_with_bus(), cluster_enabled="yes") for nth in range(3)
+        ]
+        self.url = self.nodes[0].url
+
+    def start(self) -> RedisCluster:
+        for node in self.nodes:
+            node.start()
+        clients = [node.client() for node in self.nodes]
+        for nth, client in enumerate(clients):
+            first, end = SLOTS * nth // 3, SLOTS * (nth + 1) // 3
+            client.execute_command("CLUSTER", "ADDSLOTS", *range(first, end))
+            client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", nth + 1)
+            client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not all(_is_whole(client) for client in clients):
+            assert time.monotonic() < deadline, "the cluster does not come together"
+            time.sleep(0.05)
+        for client in clients:
+            client.close()
+        return self
+
+    def client(self) -> redis.RedisCluster:
+        return redis.RedisCluster.from_url(self.url)
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+
+def _is_whole(client: redis.Redis) -> bool:
+    told: bytes = client.execute_command("CLUSTER", "INFO")
+    return b"cluster_state:ok" in told and b"cluster_slots_ok:16384" in told and b"known_nodes:3" in told
+
+
+def _port_with_bus() -> int:
+    """A free port whose neighbour 10000 above is free too: there the nodes talk to each other."""
+    while True:
+        port = free_port()
+        if port < 50_000:
+            with socket.socket() as probe:
+                try:
+                    probe.bind(("127.0.0.1", port + 10_000))
+                    return port
+                except OSError:
+                    pass

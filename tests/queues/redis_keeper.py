@@ -13,13 +13,13 @@ from sluice.store.redis.options import Options
 from sluice.store.redis.store import RedisStore
 from sluice.store.redis.writer import AskJob
 from tests.queues.kit import ListenedStore, Loop
-from tests.redis_process import RedisProcess
+from tests.redis_process import RedisCluster, RedisProcess
 
 
 class RedisKeeper:
     def __init__(
         self,
-        server: RedisProcess,
+        server: RedisProcess | RedisCluster,
         prefix: str,
         segment_bytes: int = 1 << 20,
         snapshot_bytes: int = 1 << 20,

@@ -129,7 +129,7 @@ class QueueMeaning(Meaning):
         config = note.text()
         pids = [*self._pids(qid), *range(first, first + count)]
         self._queues[qid] = (name, pids)
-        changes: list[Change] = [QueueMade(name, config, len(pids))]
+        changes: list[Change] = [QueueMade(name, config, pids)]
         for group, of in self._groups.values():
             if of == qid:
                 changes.append(GroupPlaced(group, [(pid, 0) for pid in range(first, first + count)]))

@@ -20,10 +20,10 @@ class Change:
 class QueueMade(Change):
     """A queue is there, or is there with another configuration or more partitions."""
 
-    def __init__(self, queue: str, config: str, partitions: int) -> None:
+    def __init__(self, queue: str, config: str, pids: list[int]) -> None:
         self.queue = queue
         self.config = config
-        self.partitions = partitions
+        self.pids = pids
 
 
 class QueueGone(Change):

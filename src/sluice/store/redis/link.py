@@ -150,6 +150,7 @@ class ClusterLink:
 
     def close(self) -> None:
         self._close_lines()
+        self._cluster.close()
 
 
 class Server:
@@ -164,12 +165,8 @@ class Server:
             "protocol": 2,
         }
         self._pool = redis.ConnectionPool.from_url(url, **self._options)
-        self._cluster: RedisCluster | None = None
+        self.is_cluster = False
         self.version: tuple[int, int] = (0, 0)
-
-    @property
-    def is_cluster(self) -> bool:
-        return self._cluster is not None
 
     def look(self) -> dict[str, str]:
         """Find out what is there; what Redis says of itself."""
@@ -182,14 +179,14 @@ class Server:
                 f"Redis {info['redis_version']} is too old: it knows no XAUTOCLAIM",
                 "Use Redis 6.2 or later",
             )
-        if info.get("cluster_enabled") and self._cluster is None:
-            self._cluster = RedisCluster.from_url(self._url, **self._options)
+        self.is_cluster = bool(info.get("cluster_enabled"))
         self._pool.disconnect()
         return {str(name): str(value) for name, value in info.items()}
 
     def link(self) -> Link:
-        if self._cluster is not None:
-            return ClusterLink(self._cluster)
+        """A new one, for one thread."""
+        if self.is_cluster:
+            return ClusterLink(RedisCluster.from_url(self._url, **self._options))
         return SingleLink(self._pool)
 
     def settings(self) -> dict[str, str]:
@@ -203,9 +200,6 @@ class Server:
 
     def close(self) -> None:
         self._pool.disconnect()
-        if self._cluster is not None:
-            self._cluster.close()
-            self._cluster = None
 
 
 def call(script: Script, keys: Sequence[str], *words: Word) -> list[Word]:

@@ -1,7 +1,7 @@
 """Which keys a partition has: by its number, from its queue's name.
 
-Names come from `Meaning`, the side that knows what records are about. A partition it knows nothing of has its number
-for a name. What was once given stays: it is written down with the first frame that uses it.
+A name is given when a partition is first heard of, and written down with the frame that brings it. A partition of which
+nobody knows anything has its number for a name.
 """
 
 from __future__ import annotations
@@ -14,39 +14,36 @@ class Places:
         self._keys = keys
         self._bases: dict[int, str] = {}
         self._names: dict[int, str] = {}
-        self.kept: set[int] = set()  # those that Redis has written down
+        self._new: list[int] = []  # not written down in Redis yet
 
-    def name(self, pid: int, queue: str, number: int) -> None:
-        if pid not in self._names:
-            self._load(pid, partition_name(queue, number))
-
-    def _load(self, pid: int, name: str) -> None:
-        self._names[pid] = name
-        self._bases[pid] = self._keys.base(name, pid)
+    def name(self, pid: int, place: tuple[str, int] | None) -> None:
+        """`place` is its queue and its number in it, if they are known."""
+        self.load(pid, str(pid) if place is None else partition_name(place[0], place[1]))
+        self._new.append(pid)
 
     def load(self, pid: int, name: str) -> None:
         """From what was written down."""
-        self._load(pid, name)
-        self.kept.add(pid)
+        self._names[pid] = name
+        self._bases[pid] = self._keys.base(name, pid)
+
+    def take_new(self) -> list[int]:
+        """Those that must be written down with the frame that is committed now."""
+        new, self._new = self._new, []
+        return new
 
     def knows(self, pid: int) -> bool:
         return pid in self._names
 
     def base(self, pid: int) -> str:
-        base = self._bases.get(pid)
-        if base is None:
-            self._load(pid, str(pid))
-            base = self._bases[pid]
-        return base
+        """The base of its keys, whatever has become of them."""
+        return self._bases.get(pid) or self._keys.base(str(pid), pid)
 
     def name_of(self, pid: int) -> str:
-        self.base(pid)
         return self._names[pid]
 
     def forget(self, pid: int) -> None:
         self._names.pop(pid, None)
         self._bases.pop(pid, None)
-        self.kept.discard(pid)
 
     def all(self) -> list[tuple[int, str]]:
         return list(self._bases.items())

@@ -42,6 +42,7 @@ class Plan:
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
+        self.bodies_are_there = False  # said once, they are not said again
         self.log = Steps()
         self.bodies: dict[str, Steps] = {}  # by the base of a partition's keys
         self.views: dict[str, Steps] = {}
@@ -76,7 +77,9 @@ class ClusterScribe:
         self._keys = keys
 
     def write(self, link: Link, plan: Plan, token: int) -> None:
-        self._write_parts(link, plan.bodies, token, 0)
+        if not plan.bodies_are_there:
+            self._write_parts(link, plan.bodies, token, 0)
+            plan.bodies_are_there = True
         if plan.log.words:
             names = {self._keys.fence: None, self._keys.log: None, **plan.log.keys}
             link.ask([(self._keys.log, call(WRITE, list(names), token, plan.number or "", *plan.log.words))])

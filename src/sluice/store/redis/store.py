@@ -8,6 +8,7 @@ docs/decisions/0017-redis-store.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from redis.exceptions import RedisError
 
@@ -15,14 +16,14 @@ from sluice.errors import StoreError
 from sluice.store.embedded.store import check_crc32c
 from sluice.store.meaning import Meaning
 from sluice.store.protocol import Loader, Recovery
+from sluice.store.redis.composing import Composer
 from sluice.store.redis.faults import text_of
 from sluice.store.redis.frames import Parts, take_frame_apart
 from sluice.store.redis.health import advice
 from sluice.store.redis.index import Index
 from sluice.store.redis.keeper import LeaseKeeper
-from sluice.store.redis.keys import Keys, again, counters, entry_id
+from sluice.store.redis.keys import Keys
 from sluice.store.redis.lease import Lease
-from sluice.store.redis.letters import fields_of
 from sluice.store.redis.link import Server
 from sluice.store.redis.options import Options
 from sluice.store.redis.places import Places
@@ -31,6 +32,7 @@ from sluice.store.redis.reader import Reader
 from sluice.store.redis.recovery import Recoverer
 from sluice.store.redis.segments import FRAME_GAP
 from sluice.store.redis.showing import Showing
+from sluice.store.redis.takeover import raise_fences, remove_torn
 from sluice.store.redis.views import Views
 from sluice.store.redis.writer import WriteJob, Writer
 
@@ -71,6 +73,7 @@ class RedisStore:
         self._index = Index()
         self._places = Places(self._keys)
         self._scribe: Scribe = SingleScribe(self._keys)
+        self._composer = Composer(self._keys, self._index, self._places, self._meaning, False)
         self._views = Views(self._keys, self._places, self._meaning, 1, False)
         self._showing: Showing | None = None
         self._frame = 0
@@ -108,7 +111,11 @@ class RedisStore:
         link = server.link()
         self._lease.acquire(link, "Redis")
         try:
+            if server.is_cluster:
+                raise_fences(link, self._keys, self._lease.token)
             log = Recoverer(link, self._keys, self._index, self._places, loader).run()
+            if server.is_cluster:
+                remove_torn(link, self._places, self._index, self._lease.token, log.report)
         except BaseException:
             self._lease.release(link)
             raise
@@ -123,6 +130,7 @@ class RedisStore:
         self._sealed_since_snapshot = log.sealed_since_snapshot
         self._roll_if_full()
         log.report.segments = len(self._sizes)
+        self._composer = Composer(self._keys, self._index, self._places, self._meaning, server.is_cluster)
         self._scribe = ClusterScribe(self._keys) if server.is_cluster else SingleScribe(self._keys)
         self._views = Views(
             self._keys, self._places, self._meaning, self._options.batch, server.version >= COUNTS_READS
@@ -171,9 +179,10 @@ class RedisStore:
         plan = Plan(self._frame)
         self._name_partitions(parts)
         gone = self._views.show(parts.notes, plan) if parts.notes else []
-        first = self._offset == 0
-        make = _Commit(self, plan, parts, self.next_frame(), len(frame), first, gone)
-        writer.put(WriteJob(self._scribe, make, done))
+        composer = self._composer
+        composer.write_names(plan)
+        facts = (plan, parts, self.next_frame(), len(frame), self._offset == 0, gone)
+        writer.put(WriteJob(self._scribe, partial(composer.write_frame, *facts), done))
         self._offset += size
         self._bytes_since_snapshot += size
         self._sizes[self._segment] = self._offset
@@ -185,67 +194,6 @@ class RedisStore:
             if piece.pid != last:
                 last = piece.pid
                 self._views.name(last)
-
-    def write_down(
-        self, plan: Plan, parts: Parts, address: int, size: int, first: bool, gone: list[int]
-    ) -> Plan:
-        """Put a commit together. In the writer's thread."""
-        keys = self._keys
-        segment = address >> 32
-        number = plan.number
-        log = plan.log
-        log.command(
-            "XADD",
-            keys.segment(segment),
-            f"{number}-1",
-            "at",
-            address & 0xFFFF_FFFF,
-            "size",
-            size,
-            "log",
-            parts.log,
-        )
-        if first:
-            log.command("ZADD", keys.segments, segment, segment)
-            log.command("HSET", keys.log, "segment", segment)
-        last = -1
-        count_at = 0
-        produced: dict[int, int] = {}
-        words: list[str | bytes | int] = []
-        for piece in parts.pieces:
-            pid = piece.pid
-            self._index.add(address + piece.offset, pid, piece.seq)
-            produced[pid] = produced.get(pid, 0) + 1
-            fields = fields_of(piece.record) if self._meaning.is_queue(pid) else []
-            if pid != last or fields:
-                last = pid
-                base = self._places.base(pid)
-                steps = plan.body(base)
-                steps.keys[base] = None
-                steps.keys[again(base)] = None
-                words = steps.words
-                if pid not in self._places.kept:
-                    self._places.kept.add(pid)
-                    log.command("HSET", keys.partitions, pid, self._places.name_of(pid))
-                if fields:
-                    words += ["D", base, again(base), entry_id(piece.seq), 1 + 2 * len(fields), piece.record]
-                    for name, value in fields:
-                        words += [name, value]
-                    last = -1
-                    continue
-                count_at = len(words) + 3
-                words += ["A", base, again(base), 0]
-            words += [entry_id(piece.seq), piece.record]
-            words[count_at] = int(words[count_at]) + 1
-        for pid, count in produced.items():
-            if pid not in gone:
-                base = self._places.base(pid)
-                plan.view(base).command("HINCRBY", counters(base), "produced", count)
-        for pid in gone:
-            log.command("HDEL", keys.partitions, pid)
-            self._places.forget(pid)
-        self._index.forget(set(gone))
-        return plan
 
     def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
         if self._reader is None:
@@ -270,27 +218,12 @@ class RedisStore:
         self._bytes_since_snapshot = 0
         self._sealed_since_snapshot = False
         self._snapshots_under_way += 1
-        make = _Snapshot(self, state, gone, self._frame, self._segment)
-        writer.put(WriteJob(self._scribe, make, _SnapshotDone(self, done)))
+        make = partial(self._composer.write_snapshot, state, gone, self._frame, self._segment)
+        writer.put(WriteJob(self._scribe, make, partial(self._snapshot_done, done)))
 
-    def write_snapshot(self, state: bytes, free: list[int], covered: int, segment: int) -> Plan:
-        """The snapshot, and then what it makes superfluous. In the writer's thread."""
-        keys = self._keys
-        plan = Plan()
-        plan.log.command("HSET", keys.snapshot, "covered", covered, "state", state)
-        plan.log.command("HSET", keys.log, "segment", segment)
-        for number in free:
-            plan.log.command("ZREM", keys.segments, number)
-            plan.log.command("UNLINK", keys.segment(number))
-            for pid, seqs in self._index.free(number).items():
-                base = self._places.base(pid)
-                view = plan.view(base)
-                view.many("XDEL", base, [], [entry_id(seq) for seq in seqs])
-                view.many("HDEL", again(base), [], list(seqs))
-        return plan
-
-    def snapshot_done(self) -> None:
+    def _snapshot_done(self, done: Callable[[], None]) -> None:
         self._snapshots_under_way -= 1
+        done()
 
     def segment_sizes(self) -> dict[int, int]:
         return dict(self._sizes)
@@ -338,45 +271,6 @@ class RedisStore:
         if not self._failed:
             self._failed = True
             self._on_failure(fault)
-
-
-class _Commit:
-    def __init__(
-        self,
-        store: RedisStore,
-        plan: Plan,
-        parts: Parts,
-        address: int,
-        size: int,
-        first: bool,
-        gone: list[int],
-    ) -> None:
-        self._store = store
-        self._facts = (plan, parts, address, size, first, gone)
-
-    def __call__(self) -> Plan:
-        return self._store.write_down(*self._facts)
-
-
-class _Snapshot:
-    def __init__(self, store: RedisStore, state: bytes, free: list[int], covered: int, segment: int) -> None:
-        self._store = store
-        self._facts = (state, free, covered, segment)
-
-    def __call__(self) -> Plan:
-        return self._store.write_snapshot(*self._facts)
-
-
-class _SnapshotDone:
-    """Tells the store before it tells who asked."""
-
-    def __init__(self, store: RedisStore, done: Callable[[], None]) -> None:
-        self._store = store
-        self._done = done
-
-    def __call__(self) -> None:
-        self._store.snapshot_done()
-        self._done()
 
 
 def _nobody_listens(reason: str) -> None:

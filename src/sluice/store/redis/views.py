@@ -73,9 +73,7 @@ class Views:
 
     def name(self, pid: int) -> None:
         if not self._places.knows(pid):
-            place = self._meaning.place_of(pid)
-            if place is not None:
-                self._places.name(pid, place[0], place[1])
+            self._places.name(pid, self._meaning.place_of(pid))
 
     def _base(self, pid: int) -> str:
         self.name(pid)
@@ -150,7 +148,9 @@ class Views:
 
     def _other(self, change: Change, plan: Plan) -> None:
         if isinstance(change, QueueMade):
-            told = {"partitions": change.partitions, "config": json.loads(change.config or "{}")}
+            for pid in change.pids:
+                self.name(pid)
+            told = {"partitions": len(change.pids), "config": json.loads(change.config or "{}")}
             plan.log.command("HSET", self._keys.queues, change.queue, json.dumps(told))
         elif isinstance(change, GroupPlaced):
             for pid, floor in change.floors:
