@@ -21,6 +21,7 @@ COMPILED = (
     "queues/*.py",
     "store/*.py",
     "store/embedded/*.py",
+    "store/redis/frames.py",
     "bulk/columns.py",
 )
 

@@ -64,51 +64,66 @@ class RedisKeeper:
         return self._listened.owed > 0
 
     def catch_up(self) -> None:
-        """Wait until the writer has done all it was given, and the loop knows."""
-        for _ in range(2):  # what is answered may have something more to write
-            done: list[object] = []
-            writer = self.store._writer
-            assert writer is not None
-            writer.put(AskJob(lambda link, token: None, done.append))
-            self._loop.turn(lambda: not done)  # noqa: B023 - waited for at once
+        catch_up(self.store, self._loop)
 
     def check(self) -> None:
-        self.store.look(self._loop.now)
-        self.catch_up()
-        self.store.look(self._loop.now)
-        self.catch_up()
+        check_views(self.store, self._loop, self._server, self.prefix, self._engine)
         assert not self._failures, self._failures
-        client: Any = self._server.client()
-        keys = Keys(self._options.prefix)
-        told = client.hkeys(keys.queues)
-        assert sorted(name.decode() for name in told) == sorted(self._engine.queues)
-        for queue in self._engine.queues.values():
-            for partition in queue.partitions:
-                base = keys.base(partition_name(queue.name, int(partition.number)), int(partition.pid))
-                entries = {sequence_of(entry) for entry, _ in client.xrange(base)}
-                again = {int(seq) for seq in client.hkeys(f"{base}:again")}
-                living = {seq for seq in range(int(partition.next)) if partition.holds(seq)}
-                assert living <= entries | again, f"{base} lacks {living - entries}"
-                first = min(living, default=int(partition.next))
-                assert all(seq >= first for seq in entries), f"{base} keeps what is gone below {first}"
-                groups = client.xinfo_groups(base) if client.exists(base) else []
-                assert sorted(one["name"].decode() for one in groups) == sorted(queue.groups)
-                for cursor in partition.cursors:
-                    self._check_group(client, base, cursor)
-        client.close()
 
-    def _check_group(self, client: Any, base: str, cursor: Cursor) -> None:
-        group = cursor.group.name
-        pending = {
-            sequence_of(one["message_id"]): one["consumer"].decode()
-            for one in client.xpending_range(base, group, "-", "+", 10_000)
-        }
-        held = {seq: lease.holder for seq, lease in cursor.leases.items() if lease.state == LEASED}
-        for seq, holder in held.items():
-            assert pending.get(seq) == holder, f"{base} {group} {seq} is with {holder}"
-        for seq in pending:
-            assert self._meaning.needs(group, int(cursor.partition.pid), seq), f"{base} {group} {seq} is done"
-        waiting = {seq for seq, lease in cursor.leases.items() if lease.state == WAITING}
-        assert {int(seq) for seq in client.zrange(retry(base, group), 0, -1)} == waiting
-        assert {int(seq) for seq in client.hkeys(retries(base, group))} == waiting
-        assert not waiting & pending.keys()
+
+def catch_up(store: RedisStore, loop: Loop) -> None:
+    """Wait until the writer has done all it was given, and the loop knows."""
+    for _ in range(2):  # what is answered may have something more to write
+        done: list[object] = []
+        writer = store._writer
+        assert writer is not None
+        writer.put(AskJob(lambda link, token: None, done.append))
+        loop.turn(lambda: not done)  # noqa: B023 - waited for at once
+
+
+def check_views(
+    store: RedisStore, loop: Loop, server: RedisProcess | RedisCluster, prefix: str, engine: Engine
+) -> None:
+    """What Redis says of the queues is what they are, once it has had a look at them."""
+    for _ in range(2):
+        store.look(loop.now)
+        catch_up(store, loop)
+    client: Any = server.client()
+    keys = Keys(prefix)
+    told = client.hkeys(keys.queues)
+    assert sorted(name.decode() for name in told) == sorted(engine.queues)
+    for queue in engine.queues.values():
+        for partition in queue.partitions:
+            base = keys.base(partition_name(queue.name, int(partition.number)), int(partition.pid))
+            entries = {sequence_of(entry) for entry, _ in client.xrange(base)}
+            again = {int(seq) for seq in client.hkeys(f"{base}:again")}
+            living = {seq for seq in range(int(partition.next)) if partition.holds(seq)}
+            assert living <= entries | again, f"{base} lacks {living - entries}"
+            first = min(living, default=int(partition.next))
+            assert all(seq >= first for seq in entries), f"{base} keeps what is gone below {first}"
+            groups = client.xinfo_groups(base) if client.exists(base) else []
+            assert sorted(one["name"].decode() for one in groups) == sorted(queue.groups)
+            for cursor in partition.cursors:
+                _check_group(client, base, cursor, loop.now)
+    client.close()
+
+
+def _check_group(client: Any, base: str, cursor: Cursor, now: float) -> None:
+    group = cursor.group.name
+    pending = {
+        sequence_of(one["message_id"]): one["consumer"].decode()
+        for one in client.xpending_range(base, group, "-", "+", 10_000)
+    }
+    held = {seq: lease.holder for seq, lease in cursor.leases.items() if lease.state == LEASED}
+    for seq, holder in held.items():
+        assert pending.get(seq) == holder, f"{base} {group} {seq} is with {holder}"
+    for seq in pending:
+        assert cursor.partition.holds(seq) and not cursor.settled(seq), f"{base} {group} {seq} is done"
+    waiting = {
+        seq for seq, lease in cursor.leases.items() if lease.state == WAITING and lease.due > now
+    }  # what is due is between two chairs, there and here
+    due = {int(seq) for seq in client.zrangebyscore(retry(base, group), "-inf", int(now * 1000) + 1)}
+    told = {int(seq) for seq in client.zrange(retry(base, group), 0, -1)}
+    assert told - due <= waiting <= told, f"{base} {group}: told {told}, due {due}, waiting {waiting}"
+    assert {int(seq) for seq in client.hkeys(retries(base, group))} == told
+    assert not waiting & pending.keys()

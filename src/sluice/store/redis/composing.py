@@ -26,8 +26,8 @@ class Composer:
             base = self._places.base(pid)
             plan.log.command("HSET", self._keys.partitions, pid, self._places.name_of(pid))
             if self._in_parts:  # a frame that a crash cut off may have left keys of this name
-                for key in (base, again(base), counters(base)):
-                    plan.body(base).command("UNLINK", key)
+                plan.body(base).command("UNLINK", base)
+                plan.body(base).command("UNLINK", again(base))
 
     def write_frame(
         self, plan: Plan, parts: Parts, address: int, size: int, first: bool, gone: list[int]

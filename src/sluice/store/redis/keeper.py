@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from sluice.store.redis.faults import final_fault, passes
 from sluice.store.redis.lease import Lease
-from sluice.store.redis.link import Link
+from sluice.store.redis.link import Link, patiently
+
+_RELEASE_SECONDS = 1.0  # what a stop tries to give the store back at once
 
 
 class LeaseKeeper:
@@ -35,7 +38,7 @@ class LeaseKeeper:
         self._stopping.set()
         self._worker.join()
         try:
-            self._lease.release(self._link)
+            patiently(partial(self._lease.release, self._link), _RELEASE_SECONDS)
         except Exception as fault:
             if not passes(fault):
                 raise

@@ -7,14 +7,22 @@ whether that would be harmless.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
 
 import hiredis
 import redis
 from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    ConnectionError,
+    NoScriptError,
+    ResponseError,
+    TimeoutError,
+)
 from redis.retry import Retry
 
 from sluice.errors import StoreError
@@ -24,6 +32,7 @@ from sluice.store.redis.scripts import ALL, Script
 Word = str | bytes | int
 Command = Sequence[Word]
 OLDEST = (6, 2)
+_Answer = TypeVar("_Answer")
 _PACK: Callable[[Any], bytes] = hiredis.pack_command  # its types know of commands of one word
 
 
@@ -151,6 +160,34 @@ class ClusterLink:
     def close(self) -> None:
         self._close_lines()
         self._cluster.close()
+
+
+class PatientLink:
+    """For a start, which asks much and must not be begun anew: a line that is lost is made again, for so many seconds.
+    Whatever is asked on it may be asked twice."""
+
+    def __init__(self, link: Link, seconds: float) -> None:
+        self._link = link
+        self._seconds = seconds
+
+    def ask(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+        return patiently(partial(self._link.ask, commands), self._seconds)
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def patiently(ask: Callable[[], _Answer], seconds: float) -> _Answer:
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            return ask()
+        except (ConnectionError, TimeoutError) as fault:
+            if "connecting to" in str(fault) or isinstance(fault, AuthenticationError):
+                raise  # nobody is there, or nobody who knows us: that does not pass so soon
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.05)
 
 
 class Server:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sluice.store.redis.keys import Keys, counters, fence_of
+from sluice.store.redis.keys import Keys, fence_of
 from sluice.store.redis.link import Command, Link, Word, call
-from sluice.store.redis.scripts import WRITE, WRITE_PART
+from sluice.store.redis.scripts import PART_UNIT, WRITE, WRITE_PART
 
 MOST_WORDS = 2000  # of one command in a script: Lua takes 8000 from a list at once
 
@@ -54,18 +54,27 @@ class Plan:
         return self.views.setdefault(base, Steps())
 
 
+def stamp(token: int, turn: int) -> int:
+    """Even: the one behind it is free for the second half of a frame."""
+    return token * PART_UNIT + turn * 2
+
+
+def write_part(base: str, steps: Steps, token: int, mark: int) -> list[Word]:
+    return call(WRITE_PART, list({fence_of(base): None, **steps.keys}), token, mark, *steps.words)
+
+
 class Scribe(Protocol):
-    def write(self, link: Link, plan: Plan, token: int) -> None:
-        """Do it all, or raise."""
+    def write(self, link: Link, plan: Plan, token: int, turn: int) -> None:
+        """Do it all, or raise. Said again with the same turn, it does what is still to be done."""
 
 
 class SingleScribe:
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
 
-    def write(self, link: Link, plan: Plan, token: int) -> None:
+    def write(self, link: Link, plan: Plan, token: int, turn: int) -> None:
         names: dict[str, None] = {self._keys.fence: None, self._keys.log: None}
-        words: list[Word] = [token, plan.number or ""]
+        words: list[Word] = [token, stamp(token, turn), plan.number or ""]
         for steps in (plan.log, *plan.bodies.values(), *plan.views.values()):
             names.update(steps.keys)
             words += steps.words
@@ -76,19 +85,20 @@ class ClusterScribe:
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
 
-    def write(self, link: Link, plan: Plan, token: int) -> None:
+    def write(self, link: Link, plan: Plan, token: int, turn: int) -> None:
+        mark = stamp(token, turn)
         if not plan.bodies_are_there:
-            self._write_parts(link, plan.bodies, token, 0)
+            self._write_parts(link, plan.bodies, token, mark)
             plan.bodies_are_there = True
         if plan.log.words:
             names = {self._keys.fence: None, self._keys.log: None, **plan.log.keys}
-            link.ask([(self._keys.log, call(WRITE, list(names), token, plan.number or "", *plan.log.words))])
-        self._write_parts(link, plan.views, token, plan.number)
+            words = (token, mark, plan.number or "", *plan.log.words)
+            link.ask([(self._keys.log, call(WRITE, list(names), *words))])
+        self._write_parts(link, plan.views, token, mark + 1)
 
-    def _write_parts(self, link: Link, parts: dict[str, Steps], token: int, number: int) -> None:
+    def _write_parts(self, link: Link, parts: dict[str, Steps], token: int, mark: int) -> None:
         commands: list[tuple[str, Command]] = []
         for base, steps in parts.items():
-            names = {fence_of(base): None, counters(base): None, **steps.keys}
-            commands.append((base, call(WRITE_PART, list(names), token, number or "", *steps.words)))
+            commands.append((base, write_part(base, steps, token, mark)))
         if commands:
             link.ask(commands)

@@ -16,14 +16,20 @@ class Script:
         self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
+# A write has a stamp: the owner's token, and how many it wrote before. An answer may be lost and the write said again,
+# while the first copy still waits in some buffer: Redis may come to it long after later writes. What is not above the
+# last stamp is done already, or too late, and does nothing.
+PART_UNIT: Final = (
+    1 << 33
+)  # of a stamp: above it the token, below it the number; one bit for the two halves of a frame
+
 # KEYS: fence, log, and all that is written to.
-# ARGV: token, number of the frame ("" for what is no frame), then steps:
+# ARGV: token, stamp, number of the frame ("" for what is no frame), then steps:
 #   "A" stream again count, then count times: id, record      messages
 #   "D" stream again id words, then so many words             a message with more fields than its record
 #   n words                                                   a command, as it is
 #   "?" n words                                               a command that may be refused: what it makes is there
-# A frame that is said again after its answer was lost is known by its number. The first command writes to the log, so
-# that a Redis without memory refuses before anything is changed.
+# The first command writes to the log, so that a Redis without memory refuses before anything is changed.
 _STEPS: Final = """
 local function keep(stream, again, id, record, ...)
   local answer = redis.pcall('XADD', stream, id, 'record', record, ...)
@@ -68,38 +74,37 @@ WRITE: Final = Script(
     + """
 local fence = redis.call('GET', KEYS[1])
 if fence ~= ARGV[1] then return redis.error_reply('FENCED ' .. tostring(fence)) end
-if ARGV[2] ~= '' then
-  local last, frame = tonumber(redis.call('HGET', KEYS[2], 'frame') or '0'), tonumber(ARGV[2])
-  if last >= frame then return 0 end
-  if last + 1 ~= frame then return redis.error_reply('GAP ' .. last) end
+if tonumber(redis.call('HGET', KEYS[2], 'stamp') or '0') >= tonumber(ARGV[2]) then return 0 end
+if ARGV[3] ~= '' then
+  local last = tonumber(redis.call('HGET', KEYS[2], 'frame') or '0')
+  if last + 1 ~= tonumber(ARGV[3]) then return redis.error_reply('GAP ' .. last) end
 end
-steps(3)
-if ARGV[2] ~= '' then redis.call('HSET', KEYS[2], 'frame', ARGV[2]) end
+steps(4)
+redis.call('HSET', KEYS[2], 'stamp', ARGV[2])
+if ARGV[3] ~= '' then redis.call('HSET', KEYS[2], 'frame', ARGV[3]) end
 return 1
 """
 )
 
-# The same for one partition of a Cluster, where the fence of the whole store is on another node. KEYS: fence and
-# counters of the partition, and all that is written to. ARGV: token, number of the frame whose views these are or "",
-# steps. An owner raises the fence with its first write.
+# The same for one partition of a Cluster, where the fence of the whole store is on another node: here it is the last
+# stamp. KEYS: fence of the partition, and all that is written to. ARGV: token, stamp, steps.
 WRITE_PART: Final = Script(
     _STEPS
-    + """
-local fence = redis.call('GET', KEYS[1])
-if fence and tonumber(fence) > tonumber(ARGV[1]) then return redis.error_reply('FENCED ' .. fence) end
-if fence ~= ARGV[1] then redis.call('SET', KEYS[1], ARGV[1]) end
-if ARGV[2] ~= '' then
-  if tonumber(redis.call('HGET', KEYS[2], 'frame') or '0') >= tonumber(ARGV[2]) then return 0 end
-end
+    + f"""
+local fence = tonumber(redis.call('GET', KEYS[1]) or '0')
+if math.floor(fence / {PART_UNIT}) > tonumber(ARGV[1]) then return redis.error_reply('FENCED ' .. fence) end
+if fence >= tonumber(ARGV[2]) then return 0 end
 steps(3)
-if ARGV[2] ~= '' then redis.call('HSET', KEYS[2], 'frame', ARGV[2]) end
+redis.call('SET', KEYS[1], ARGV[2], 'KEEPTTL')
 return 1
 """
 )
 
-# KEYS: lease, fence. ARGV: who, milliseconds. The token, or whose the store is and for how long yet.
+# KEYS: lease, fence. ARGV: who, milliseconds. The token, also if its answer was lost before; or whose
+# the store is and for how long yet.
 ACQUIRE: Final = Script(
     """
+if redis.call('GET', KEYS[1]) == ARGV[1] then return {tonumber(redis.call('GET', KEYS[2]))} end
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return {redis.call('INCR', KEYS[2])} end
 return {-1, redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}
 """
@@ -123,32 +128,35 @@ return 0
 """
 )
 
-# The fence of the two below is the store's, or in a Cluster the partition's.
+# The fence of the two below is the store's, or in a Cluster the partition's: `unit` is what it counts the token in.
 _STILL_OURS: Final = """
-local fence = redis.call('GET', KEYS[1])
-if fence and tonumber(fence) > tonumber(ARGV[1]) then return redis.error_reply('FENCED ' .. fence) end
+local fence, unit = tonumber(redis.call('GET', KEYS[1]) or '0'), tonumber(ARGV[2])
+if math.floor(fence / unit) > tonumber(ARGV[1]) then return redis.error_reply('FENCED ' .. fence) end
 """
 
-# KEYS: fence, stream, retry, retries. ARGV: token, milliseconds since 1970, most, group, consumer. Deliveries whose
-# time has come are pending again; their sequences.
+# KEYS: fence, stream, retry, retries. ARGV: token, unit, milliseconds since 1970, most, group, consumer. Deliveries
+# whose time has come are pending again; their sequences.
 MOVE: Final = Script(
     _STILL_OURS
     + """
-local due = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', ARGV[2], 'LIMIT', 0, ARGV[3])
+local due = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', ARGV[3], 'LIMIT', 0, ARGV[4])
 for _, seq in ipairs(due) do
   redis.call('ZREM', KEYS[3], seq)
   redis.call('HDEL', KEYS[4], seq)
-  redis.pcall('XCLAIM', KEYS[2], ARGV[4], ARGV[5], 0, seq .. '-1', 'FORCE', 'JUSTID')
+  redis.pcall('XCLAIM', KEYS[2], ARGV[5], ARGV[6], 0, seq .. '-1', 'FORCE', 'JUSTID')
 end
 return due
 """
 )
 
-# KEYS: fence, stream. ARGV: token, group, consumer, idle milliseconds, start, most. What XAUTOCLAIM says.
+# KEYS: fence, stream. ARGV: token, unit, group, consumer, idle milliseconds, start, most. What XAUTOCLAIM says; nothing
+# where somebody has taken the group away.
 CLAIM: Final = Script(
     _STILL_OURS
     + """
-return redis.call('XAUTOCLAIM', KEYS[2], ARGV[2], ARGV[3], ARGV[4], ARGV[5], 'COUNT', ARGV[6], 'JUSTID')
+local found = redis.pcall('XAUTOCLAIM', KEYS[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], 'COUNT', ARGV[7], 'JUSTID')
+if found.err then return {'0-0', {}} end
+return found
 """
 )
 

@@ -18,7 +18,7 @@ from sluice.store.redis.link import Link, call
 from sluice.store.redis.options import Options
 from sluice.store.redis.places import Places
 from sluice.store.redis.plan import Plan, Scribe
-from sluice.store.redis.scripts import CLAIM, MOVE
+from sluice.store.redis.scripts import CLAIM, MOVE, PART_UNIT
 from sluice.store.redis.views import OWNER, Views
 from sluice.store.redis.writer import AskJob, Job, WriteJob
 
@@ -46,6 +46,7 @@ class Showing:
         self._scribe = scribe
         self._options = options
         self._in_parts = in_parts  # each partition has a fence of its own
+        self._unit = PART_UNIT if in_parts else 1
         self._put = put
         self._moves_under_way = 0
         self._next_move = 0.0
@@ -126,7 +127,7 @@ class Showing:
         pid, group = cell
         base = self._places.base(pid)
         keys = [self._fence(base), base, retry(base, group), retries(base, group)]
-        words = (token, now, self._options.mover_batch, group, OWNER)
+        words = (token, self._unit, now, self._options.mover_batch, group, OWNER)
         answer = link.ask([(base, call(MOVE, keys, *words))])[0]
         return [int(seq) for seq in answer]
 
@@ -139,7 +140,7 @@ class Showing:
             commands = []
             for (pid, group), start in some:
                 base = self._places.base(pid)
-                words = (token, group, OWNER, idle, start, self._options.claim_batch)
+                words = (token, self._unit, group, OWNER, idle, start, self._options.claim_batch)
                 commands.append((base, call(CLAIM, [self._fence(base), base], *words)))
             for (cell, _), answer in zip(some, link.ask(commands)):
                 found.setdefault(cell, []).extend(sequence_of(entry) for entry in answer[1])

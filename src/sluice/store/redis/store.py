@@ -24,7 +24,7 @@ from sluice.store.redis.index import Index
 from sluice.store.redis.keeper import LeaseKeeper
 from sluice.store.redis.keys import Keys
 from sluice.store.redis.lease import Lease
-from sluice.store.redis.link import Server
+from sluice.store.redis.link import PatientLink, Server, patiently
 from sluice.store.redis.options import Options
 from sluice.store.redis.places import Places
 from sluice.store.redis.plan import ClusterScribe, Plan, Scribe, SingleScribe
@@ -107,8 +107,8 @@ class RedisStore:
             raise
 
     def _open(self, server: Server, loader: Loader) -> Recovery:
-        told = server.look()
-        link = server.link()
+        told = patiently(server.look, self._options.wait_seconds)
+        link = PatientLink(server.link(), self._options.wait_seconds)
         self._lease.acquire(link, "Redis")
         try:
             if server.is_cluster:
@@ -121,7 +121,7 @@ class RedisStore:
             raise
         finally:
             link.close()
-        log.report.notes += advice(told, server.settings())
+        log.report.notes += advice(told, patiently(server.settings, self._options.wait_seconds))
         self._frame = log.frame
         self._segment = log.segment
         self._sizes = log.sizes

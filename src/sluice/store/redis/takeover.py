@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from sluice.store.protocol import Recovery
 from sluice.store.redis.index import Index
-from sluice.store.redis.keys import Keys, counters, entry_id, fence_of
-from sluice.store.redis.link import Command, Link, Word, call
+from sluice.store.redis.keys import Keys, entry_id
+from sluice.store.redis.link import Command, Link, Word
 from sluice.store.redis.places import Places
-from sluice.store.redis.plan import MOST_WORDS, Steps
-from sluice.store.redis.scripts import WRITE_PART
+from sluice.store.redis.plan import MOST_WORDS, Steps, stamp, write_part
 
 _AT_ONCE = 256  # partitions asked in one go
+FIRST_TURN = 1_000_000  # of the writer: what is done here has turns below
 
 
 def raise_fences(link: Link, keys: Keys, token: int) -> None:
@@ -23,7 +23,8 @@ def raise_fences(link: Link, keys: Keys, token: int) -> None:
     names = link.ask([(keys.log, ["HGETALL", keys.partitions])])[0]
     bases = [keys.base(bytes(name).decode(), int(pid)) for pid, name in zip(names[::2], names[1::2])]
     for start in range(0, len(bases), _AT_ONCE):
-        link.ask([(base, _write(base, token, Steps())) for base in bases[start : start + _AT_ONCE]])
+        some = bases[start : start + _AT_ONCE]
+        link.ask([(base, write_part(base, Steps(), token, stamp(token, 0))) for base in some])
 
 
 def remove_torn(link: Link, places: Places, index: Index, token: int, report: Recovery) -> None:
@@ -41,13 +42,8 @@ def remove_torn(link: Link, places: Places, index: Index, token: int, report: Re
 
 
 def _remove(link: Link, base: str, entries: list[Word], top: int, token: int) -> None:
-    for start in range(0, len(entries), MOST_WORDS):
+    for turn, start in enumerate(range(0, len(entries), MOST_WORDS), 1):
         steps = Steps()
         steps.command("XDEL", base, *entries[start : start + MOST_WORDS])
         steps.try_command(base, "XSETID", base, entry_id(top) if top >= 0 else "0-0")
-        link.ask([(base, _write(base, token, steps))])
-
-
-def _write(base: str, token: int, steps: Steps) -> list[Word]:
-    names = {fence_of(base): None, counters(base): None, **steps.keys}
-    return call(WRITE_PART, list(names), token, "", *steps.words)
+        link.ask([(base, write_part(base, steps, token, stamp(token, turn)))])

@@ -64,9 +64,7 @@ class Views:
                 gone += change.pids
                 self._queue_gone(change, plan)
             else:
-                self._other(change, plan)
-                if isinstance(change, Removed):
-                    touched.add(change.pid)
+                touched.update(self._other(change, plan))
         for pid in touched.difference(gone):
             self.trim(pid, plan)
         return gone
@@ -123,7 +121,7 @@ class Views:
         story = json.dumps(
             {"failures": change.failures, "due": change.due, "description": change.description}
         )
-        steps.command("ZADD", retry(base, change.group), int(change.due * 1000), change.seq)
+        steps.command("ZADD", retry(base, change.group), round(change.due * 1000), change.seq)
         steps.command("HSET", retries(base, change.group), change.seq, story)
 
     def _queue_gone(self, change: QueueGone, plan: Plan) -> None:
@@ -133,7 +131,7 @@ class Views:
             steps = plan.view(base)
             for cell in [cell for cell in self._fresh if cell[0] == pid]:
                 self._forget(cell, base, steps)
-            # The fence stays for a while: a late write of an old owner must not bring the stream back.
+            # The fence stays for a while: a late copy of an earlier write must not bring the stream back.
             for key in (base, again(base), counters(base)):
                 steps.command("UNLINK", key)
             steps.command("EXPIRE", fence_of(base), 86400)
@@ -146,31 +144,37 @@ class Views:
         steps.command("UNLINK", retry(base, cell[1]))
         steps.command("UNLINK", retries(base, cell[1]))
 
-    def _other(self, change: Change, plan: Plan) -> None:
+    def _other(self, change: Change, plan: Plan) -> list[int]:
+        """The partitions in which messages may be gone by it."""
         if isinstance(change, QueueMade):
             for pid in change.pids:
                 self.name(pid)
             told = {"partitions": len(change.pids), "config": json.loads(change.config or "{}")}
             plan.log.command("HSET", self._keys.queues, change.queue, json.dumps(told))
-        elif isinstance(change, GroupPlaced):
+            return change.pids
+        if isinstance(change, GroupPlaced):
             for pid, floor in change.floors:
                 base = self._base(pid)
                 steps = plan.view(base)
                 steps.try_command(base, "XGROUP", "DESTROY", base, change.group)
                 self._forget((pid, change.group), base, steps)
                 self.make_group(steps, base, pid, change.group, floor)
-        elif isinstance(change, GroupGone):
+            return [pid for pid, _ in change.floors]
+        if isinstance(change, GroupGone):
             for pid in change.pids:
                 base = self._base(pid)
                 steps = plan.view(base)
                 steps.try_command(base, "XGROUP", "DESTROY", base, change.group)
                 self._forget((pid, change.group), base, steps)
-        elif isinstance(change, Removed):
+            return change.pids
+        if isinstance(change, Removed):
             base = self._base(change.pid)
             ids: list[Word] = []
             for first, many in change.ranges:
                 ids += [entry_id(seq) for seq in range(first, first + many)]
             plan.view(base).many("XDEL", base, [], ids)
+            return [change.pid]
+        return []
 
     def make_group(self, steps: Steps, base: str, pid: int, group: str, fresh: int) -> None:
         self._fresh[pid, group] = fresh
@@ -190,8 +194,10 @@ class Views:
     # ---- deliveries
 
     def follow(self, standing: Standing, plan: Plan) -> None:
-        """Make what Redis knows of a group's deliveries what it is now."""
+        """Make what Redis knows of a group's deliveries what it is now. One whose frame is still to come has none."""
         cell = (standing.pid, standing.group)
+        if cell not in self._fresh:
+            return
         pending = self.pending.setdefault(cell, {})
         waiting = self.waiting.get(cell)
         by_holder: dict[str, list[Word]] = {}

@@ -18,6 +18,7 @@ from sluice.errors import StoreFailed
 from sluice.store.redis.faults import final_fault, passes, text_of
 from sluice.store.redis.link import Link
 from sluice.store.redis.plan import Plan, Scribe
+from sluice.store.redis.takeover import FIRST_TURN
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
@@ -26,7 +27,7 @@ _LONGEST_PAUSE = 1.0
 class Job:
     """Something for the writer to do, as often as it takes. `done` gets what `run` has answered."""
 
-    def run(self, link: Link, token: int) -> object:
+    def run(self, link: Link, token: int, turn: int) -> object:
         raise NotImplementedError
 
     def done(self, answer: object) -> None: ...
@@ -41,10 +42,10 @@ class WriteJob(Job):
         self._plan: Plan | None = None
         self._done = done
 
-    def run(self, link: Link, token: int) -> object:
+    def run(self, link: Link, token: int, turn: int) -> object:
         if self._plan is None:
             self._plan = self._make()
-        self._scribe.write(link, self._plan, token)
+        self._scribe.write(link, self._plan, token, turn)
         return None
 
     def done(self, answer: object) -> None:
@@ -56,7 +57,7 @@ class AskJob(Job):
         self._ask = ask
         self._done = done
 
-    def run(self, link: Link, token: int) -> object:
+    def run(self, link: Link, token: int, turn: int) -> object:
         return self._ask(link, token)
 
     def done(self, answer: object) -> None:
@@ -80,6 +81,7 @@ class Writer:
         self._on_failure = on_failure
         self._on_stall = on_stall
         self._stalled = False
+        self._turn = FIRST_TURN  # how many writes there were: Redis knows by it which it has done
         self._stopping = threading.Event()
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._run, name="sluice-redis-writer", daemon=True)
@@ -114,11 +116,12 @@ class Writer:
             self._tell(self._on_failure, fault)
 
     def _do(self, job: Job) -> object:
+        self._turn += 1
         pause = _FIRST_PAUSE
         since = 0.0
         while True:
             try:
-                answer = job.run(self._link, self._token)
+                answer = job.run(self._link, self._token, self._turn)
                 break
             except Exception as fault:
                 if not passes(fault):
