@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +17,11 @@ class MakeEngine(Protocol):
     def __call__(self, **settings: Any) -> EngineUnderTest: ...
 
 
-@pytest.fixture(params=["memory", "embedded", "redis"])
+# The second run of the suite is about the engine interpreted, not about Redis.
+STORES = ["memory", "embedded", *(["redis"] if os.environ.get("SLUICE_EXPECT") != "interpreted" else [])]
+
+
+@pytest.fixture(params=STORES)
 def keeper(request: pytest.FixtureRequest, tmp_path: Path) -> Keeper:
     if request.param == "memory":
         return MemoryKeeper()

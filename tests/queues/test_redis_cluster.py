@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from tests.queues.conftest import MakeEngine
 from tests.queues.redis_keeper import RedisKeeper
 from tests.redis_process import RedisCluster
 from tests.store.hands import StoreUnderTest, message, note
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("SLUICE_EXPECT") == "interpreted", reason="tried with the compiled build"
+)
 
 
 @pytest.fixture

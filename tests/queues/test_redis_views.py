@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sluice.queues.journal import NoteWriter
 from sluice.store.redis.aggregate import QueueSum, ask_redis
 from sluice.store.redis.keys import retry
+from tests.brokers import same_build
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest
 from tests.queues.redis_keeper import RedisKeeper
 from tests.redis_process import RedisProcess
+from tests.store.hands import Past
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("SLUICE_EXPECT") == "interpreted", reason="tried with the compiled build"
+)
 
 
 @pytest.fixture
@@ -161,7 +173,10 @@ def test_redis_adds_up_a_queue_over_its_partitions(
         worker.ack(delivery)
     worker.nack(worker.lease(), delay=60)
     look(engine)
+    command = [sys.executable, "-m", "sluice.store.redis.aggregate", redis_server.url, keeper.prefix]
+    printed = subprocess.run(command, env=same_build(), capture_output=True, text=True, check=True).stdout
     told = ask_redis(redis_server.url, keeper.prefix)
+    assert json.loads(printed) == asdict(told)
     assert told.owner and told.frame > 0
     queue: QueueSum = told.queues["tasks"]
     assert (queue.partitions, queue.length) == (3, 9)
@@ -170,3 +185,20 @@ def test_redis_adds_up_a_queue_over_its_partitions(
     assert (late.lag, late.pending) == (9, 0)
     assert workers.retrying == 1 and workers.pending == int(engine.ledger().delivered)
     assert workers.lag == 9 - 3 - workers.pending
+
+
+def test_a_note_that_is_not_known_changes_nothing_and_is_kept(engine: EngineUnderTest) -> None:
+    engine.publish(b"job")
+    note = NoteWriter(31)
+    note.number(7)
+    engine.engine.note(note, True)
+    engine.settle_down()
+    keeper = engine.keeper
+    assert isinstance(keeper, RedisKeeper)
+    keeper.crash()
+    past = Past()
+    keeper.store.open(past)
+    assert past.records[-1].body == note.value()
+    keeper.store.close()
+    engine.keeper.open(engine.loop, engine.engine).open(Past())
+    keeper.opened()

@@ -6,11 +6,14 @@ be settled by a second witness.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+import sys
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sluice.store.redis.keys import Keys, counters, partition_name, retry
 from sluice.store.redis.link import Link, Server
+from sluice.store.redis.options import Options
 
 COUNTED = ("produced", "acked", "retried", "dead", "expired", "purged")
 
@@ -87,3 +90,13 @@ def _add_partition(link: Link, base: str, queue: QueueSum) -> None:
         group.consumers += int(facts[b"consumers"])
         group.lag += int(facts.get(b"lag") or 0)
         group.retrying += int(link.ask([(base, ["ZCARD", retry(base, name)])])[0])
+
+
+def main() -> None:
+    """`python -m sluice.store.redis.aggregate redis://HOST:PORT [PREFIX]`: all of it as JSON."""
+    url, *rest = sys.argv[1:]
+    print(json.dumps(asdict(ask_redis(url, rest[0] if rest else Options().prefix)), indent=2))
+
+
+if __name__ == "__main__":
+    main()

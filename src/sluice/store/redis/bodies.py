@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from sluice.store.protocol import read_record
+from google_crc32c import value as crc32c
+
+from sluice.store.protocol import HEADER_BYTES
 from sluice.store.redis.keys import again, entry_id, sequence_of
 from sluice.store.redis.link import Command, Link
 
@@ -25,30 +27,28 @@ def fetch(link: Link, places: Sequence[Place]) -> dict[Place, bytes]:
     for base, seqs in wanted.items():
         ranges += [(base, first, last) for first, last in _ranges(sorted(set(seqs)))]
     found: dict[Place, bytes] = {}
-    asked = set(places)
     for start in range(0, len(ranges), _AT_ONCE):
         some = ranges[start : start + _AT_ONCE]
         commands: list[tuple[str, Command]] = [
             (base, ["XRANGE", base, entry_id(first), entry_id(last)]) for base, first, last in some
         ]
         for (base, _, _), entries in zip(some, link.ask(commands)):
-            for entry, fields in entries:
-                place = (base, sequence_of(entry))
-                if place in asked:
-                    _take(found, place, fields[1])
-    missing = [place for place in asked if place not in found]
+            for entry, fields in entries:  # a few that nobody asked for are among them
+                if is_whole(fields[1]):
+                    found[base, sequence_of(entry)] = fields[1]
+    missing = [place for place in dict.fromkeys(places) if place not in found]
     for start in range(0, len(missing), 1000):
         few = missing[start : start + 1000]
         answers = link.ask([(base, ["HGET", again(base), seq]) for base, seq in few])
         for place, data in zip(few, answers):
-            if data is not None:
-                _take(found, place, data)
+            if data is not None and is_whole(data):
+                found[place] = data
     return found
 
 
-def _take(found: dict[Place, bytes], place: Place, data: bytes) -> None:
-    if read_record(data, 0, len(data), 0) is not None:
-        found[place] = data
+def is_whole(record: bytes) -> bool:
+    """Whether it is as it was written: nobody else may have put it there."""
+    return len(record) >= HEADER_BYTES and int.from_bytes(record[:4], "little") == crc32c(record[4:])
 
 
 def _ranges(seqs: list[int]) -> list[tuple[int, int]]:

@@ -55,37 +55,50 @@ class Composer:
         plan.log.keys.update(steps.keys)
 
     def _write_bodies(self, plan: Plan, pieces: list[Piece], address: int, gone: set[int]) -> None:
-        """Messages of one partition that follow each other are one step."""
-        last = -1
-        count_at = 0
-        words: list[Word] = []
+        """The messages of a partition are one step, but for dead letters, which have fields of their own."""
+        rows: dict[int, list[Word]] = {}  # ids and records, in turn
         produced: dict[int, int] = {}
         for piece in pieces:
             pid = piece.pid
             self._index.add(address + piece.offset, pid, piece.seq)
-            produced[pid] = produced.get(pid, 0) + 1
-            fields = fields_of(piece.record) if self._meaning.is_queue(pid) else []
-            if pid != last or fields:
-                last = pid
-                base = self._places.base(pid)
-                steps = plan.body(base)
-                steps.keys[base] = None
-                steps.keys[again(base)] = None
-                words = steps.words
+            row = rows.get(pid)
+            if row is None:
+                row = rows[pid] = []
+                produced[pid] = 0
+            produced[pid] += 1
+            if piece.has_headers and self._meaning.is_queue(pid):
+                fields = fields_of(piece.record)
                 if fields:
-                    words += ["D", base, again(base), entry_id(piece.seq), 1 + 2 * len(fields), piece.record]
-                    for name, value in fields:
-                        words += [name, value]
-                    last = -1
+                    self._add(plan, pid, row)
+                    self._add_letter(plan, pid, piece, fields)
+                    row.clear()
                     continue
-                count_at = len(words) + 3
-                words += ["A", base, again(base), 0]
-            words += [entry_id(piece.seq), piece.record]
-            words[count_at] = int(words[count_at]) + 1
+            row += (entry_id(piece.seq), piece.record)
+        for pid, row in rows.items():
+            self._add(plan, pid, row)
         for pid, count in produced.items():
             if pid not in gone:
                 base = self._places.base(pid)
                 plan.view(base).command("HINCRBY", counters(base), "produced", count)
+
+    def _add(self, plan: Plan, pid: int, row: list[Word]) -> None:
+        if row:
+            base = self._places.base(pid)
+            steps = self._bodies(plan, base)
+            steps.words += ["A", base, again(base), len(row) // 2, *row]
+
+    def _add_letter(self, plan: Plan, pid: int, piece: Piece, fields: list[tuple[str, str]]) -> None:
+        base = self._places.base(pid)
+        words = self._bodies(plan, base).words
+        words += ["D", base, again(base), entry_id(piece.seq), 1 + 2 * len(fields), piece.record]
+        for name, value in fields:
+            words += [name, value]
+
+    def _bodies(self, plan: Plan, base: str) -> Steps:
+        steps = plan.body(base)
+        steps.keys[base] = None
+        steps.keys[again(base)] = None
+        return steps
 
     def write_snapshot(self, state: bytes, free: list[int], covered: int, segment: int) -> Plan:
         """The snapshot, and then what it makes superfluous."""

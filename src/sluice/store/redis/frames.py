@@ -26,11 +26,14 @@ _LONGEST_START: Final = 32_000
 class Piece:
     """One message of a frame: where it goes and what it is."""
 
-    def __init__(self, pid: int, seq: int, offset: int, record: bytes) -> None:
+    def __init__(self, pid: int, seq: int, offset: int, record: bytes, has_headers: bool) -> None:
         self.pid = pid
         self.seq = seq
         self.offset = offset  # from the first record of the frame
         self.record = record
+        self.has_headers = (
+            has_headers  # if it is a queue's message: most have none, and a dead letter has some
+        )
 
 
 class Parts:
@@ -55,7 +58,13 @@ def take_frame_apart(frame: bytes, count: i64) -> Parts:
             log.write(frame[at : at + HEADER_BYTES + kept])
             pid: i64 = i64(read_i32_le(frame, at + 12)) & 0xFFFF_FFFF
             parts.pieces.append(
-                Piece(int(pid), int(read_i64_le(frame, at + 16)), int(at), frame[at : at + size])
+                Piece(
+                    int(pid),
+                    int(read_i64_le(frame, at + 16)),
+                    int(at),
+                    frame[at : at + size],
+                    size >= HEADER_BYTES + _START_BYTES and read_i32_le(frame, at + HEADER_BYTES + 24) > 0,
+                )
             )
         else:
             write_i16_le(log, i16(_WHOLE))
