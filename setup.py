@@ -21,6 +21,11 @@ COMPILED = (
     "queues/*.py",
     "store/*.py",
     "store/embedded/*.py",
+    "store/redis/frames.py",
+    "store/redis/index.py",
+    "store/redis/bodies.py",
+    "store/redis/composing.py",
+    "store/redis/places.py",
     "bulk/columns.py",
 )
 

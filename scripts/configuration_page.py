@@ -19,7 +19,8 @@ from sluice.queues.config import DEAD_LETTER_DEFAULTS, QueueConfig
 
 SERVER: dict[str, str] = {
     "data": "directory of the embedded store",
-    "store": "where messages are kept: `embedded` (on disk, below `data`) or `memory` (nothing survives the process)",
+    "store": "where messages are kept: `embedded` (on disk, below `data`), `memory` (nothing survives the process), or "
+    "`redis://HOST:PORT`, with TLS `rediss://HOST:PORT`; see [redis.md](redis.md)",
     "http": "REST, metrics, health and the console; see [rest.md](rest.md)",
     "grpc": "gRPC; see [grpc.md](grpc.md)",
     "listen.mqtt": "MQTT over TCP",
@@ -45,6 +46,18 @@ SERVER: dict[str, str] = {
     "bulk.max_batch_bytes": "largest batch that is committed at once, as it was sent; see [bulk.md](bulk.md)",
     "bulk.max_stage_bytes": "batches that wait for their commit, all together",
     "bulk.stage_ttl": "how long one waits",
+    "redis.prefix": "what all keys begin with: brokers with a store each may share one Redis",
+    "redis.lease": "a broker that has not renewed its ownership for so long may be replaced by another",
+    "redis.renew": "how often ownership is renewed",
+    "redis.answer_timeout": "a Redis that is silent for so long is connected to anew, and asked again",
+    "redis.wait": "how long publishers wait for a Redis that takes no writes; then they are refused until it does",
+    "redis.poll": "how far the pending lists in Redis may be behind deliveries",
+    "redis.batch": "deliveries that one command adds to a pending list",
+    "redis.pending_scan": "between looks for pending deliveries that nobody has",
+    "redis.claim_idle": "how long such a one must have been pending to be taken back",
+    "redis.claim_batch": "how many one command takes back",
+    "redis.mover_interval": "between looks for retries that are due",
+    "redis.mover_batch": "how many one script moves",
     "auth.allow_anonymous": "who may connect without a name: everybody, nobody, or (not set) everybody on loopback, "
     "as long as there are no users. Not set and a listener beyond loopback: the start is refused",
     "auth.users": "file of users, made by `sluice user add`; see [security.md](security.md)",

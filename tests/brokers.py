@@ -95,6 +95,11 @@ class Broker:
         self.process.wait()
         self._close()
 
+    def await_end(self, code: int, seconds: float) -> None:
+        """It ends by itself, with this exit code."""
+        self._expected_exit = code
+        assert self.process.wait(seconds) == code, self.log_text()
+
     def log_text(self) -> str:
         return self.log.read_text(errors="replace")
 

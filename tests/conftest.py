@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -12,6 +15,7 @@ import uvloop
 
 from sluice.pytest_plugin import sluice_broker
 from tests.brokers import Broker, StartBroker
+from tests.redis_process import RedisCluster, RedisProcess
 
 __all__ = ["sluice_broker"]  # as users get it by the package's entry point
 
@@ -46,5 +50,32 @@ def start_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartBrok
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker as it comes, shared by the tests of one module: use topics and client ids of your own."""
     running = Broker(tmp_path_factory.mktemp("broker"), "", (), {})
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Every answer of Redis waits for a sync: where there is no disk below, that costs nothing."""
+    memory = Path("/dev/shm")
+    if os.access(memory, os.W_OK):
+        with tempfile.TemporaryDirectory(prefix="sluice-redis-", dir=memory) as folder:
+            yield Path(folder)
+    else:
+        yield tmp_path_factory.mktemp("redis")
+
+
+@pytest.fixture(scope="session")
+def redis_server(redis_folder: Path) -> Iterator[RedisProcess]:
+    """A Redis for the tests that do it no harm: use a prefix of your own."""
+    running = RedisProcess(redis_folder / "single").start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(redis_folder: Path) -> Iterator[RedisCluster]:
+    """Three masters, likewise."""
+    running = RedisCluster(redis_folder / "cluster").start()
     yield running
     running.stop()

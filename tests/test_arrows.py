@@ -24,7 +24,7 @@ ARROWS: dict[str, frozenset[str]] = {
     "logs": frozenset(),
     "fields": frozenset(),
     "schema": frozenset(),
-    "queues": frozenset({"store.protocol", "fields"}),
+    "queues": frozenset({"store.protocol", "store.meaning", "fields"}),
     "alerts": frozenset({"queues"}),
     "client": frozenset({"wire"}),
     "worker": frozenset({"client"}),

@@ -17,6 +17,7 @@ import ssl
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -40,7 +41,7 @@ from sluice.broker.scheduler import Repeated
 from sluice.broker.sys_topics import SysTopics
 from sluice.clock import steady_time
 from sluice.config import Settings
-from sluice.errors import ConfigError, InvalidQueueConfig, StoreFailed
+from sluice.errors import ConfigError, InvalidQueueConfig, StoreError, StoreFailed
 from sluice.logs import hide_secrets
 from sluice.notation import Address
 from sluice.queues.compression import ZstdCodec
@@ -62,6 +63,8 @@ from sluice.wire.topics import matches
 if TYPE_CHECKING:
     from sluice.admin.grpc.server import GrpcTls
     from sluice.admin.thread import AdminThread, OpenDoor
+    from sluice.queues.meaning import QueueMeaning
+    from sluice.store.redis.store import RedisStore
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +111,7 @@ async def run(settings: Settings) -> None:
         await house.close()
         gate.close()
     if house.failure is not None:
-        raise StoreFailed(str(house.failure))
+        raise house.failure if isinstance(house.failure, StoreError) else StoreFailed(str(house.failure))
     log.info("stopped")
 
 
@@ -122,6 +125,9 @@ class House:
         self._alerts = AlertSender(allowed=settings.webhooks.allow)
         self._runner: Runner | None = None
         self._admin: AdminService | None = None
+        self._unavailable = ""
+        self._on_opened: Callable[[], None] | None = None
+        self._polling: asyncio.TimerHandle | None = None
         self.failure: Exception | None = None
 
     async def open(self) -> None:
@@ -134,7 +140,7 @@ class House:
         engine.exclusive.rules = exclusive_rules(self._settings)
         runner = Runner(
             engine,
-            self._make_store(),
+            self._make_store(engine),
             steady_time,
             loop.call_later,
             turn.send,
@@ -144,11 +150,13 @@ class House:
         )
         recovery = runner.open(lambda name, text: read_config(json.loads(text), name).rules())
         runner.on_broken = self._failed
+        if self._on_opened is not None:
+            self._on_opened()
         self._runner = runner
         log.info(
             "store opened",
             extra={
-                "store": self._settings.store,
+                "store": hide_secrets(self._settings.store),
                 "segments": recovery.segments,
                 "messages": recovery.messages,
                 "torn_bytes": recovery.torn_bytes,
@@ -191,17 +199,58 @@ class House:
 
     def fault(self) -> str:
         """What is wrong with the store, or nothing."""
-        return "" if self.failure is None else str(self.failure)
+        return self._unavailable if self.failure is None else str(self.failure)
 
-    def _make_store(self) -> Store:
+    def _make_store(self, engine: Engine) -> Store:
         loop = asyncio.get_running_loop()
         if self._settings.store == "memory":
             return MemoryStore(loop.call_soon)
         if self._settings.store == "embedded":
             return EmbeddedStore(str(self._settings.data), loop.call_soon_threadsafe, self._failed)
-        raise ConfigError(
-            f"store {hide_secrets(self._settings.store)} is not built yet", "Use embedded or memory"
+        try:
+            from sluice.queues.meaning import QueueMeaning
+            from sluice.store.redis.options import Options
+            from sluice.store.redis.store import RedisStore
+        except ImportError as missing:
+            raise ConfigError(
+                f"the store in Redis needs packages that are not here: {missing.name}",
+                "Install sluice[redis]",
+            ) from missing
+        redis = self._settings.redis
+        meaning = QueueMeaning(engine)
+        store = RedisStore(
+            self._settings.store,
+            loop.call_soon_threadsafe,
+            self._failed,
+            on_stall=self._stalled,
+            meaning=meaning,
+            options=Options(
+                prefix=redis.prefix,
+                lease_seconds=redis.lease,
+                renew_seconds=redis.renew,
+                answer_seconds=redis.answer_timeout,
+                wait_seconds=redis.wait,
+                poll_seconds=redis.poll,
+                batch=redis.batch,
+                pending_scan_seconds=redis.pending_scan,
+                claim_idle_seconds=redis.claim_idle,
+                claim_batch=redis.claim_batch,
+                mover_batch=redis.mover_batch,
+                mover_seconds=redis.mover_interval,
+            ),
         )
+        self._on_opened = partial(self._show, store, meaning, redis.poll)
+        return store
+
+    def _show(self, store: RedisStore, meaning: QueueMeaning, poll: float) -> None:
+        """The queues are back: show them to those who look into Redis, from now on."""
+        meaning.learn()
+        store.begin_showing()
+        self._follow(store, poll)
+
+    def _follow(self, store: RedisStore, poll: float) -> None:
+        store.look(steady_time())
+        self._polling = asyncio.get_running_loop().call_later(poll, self._follow, store, poll)
 
     def _rules_for(self, name: str) -> tuple[Rules, str]:
         """What a queue that comes into being is like: the first template whose pattern matches its name."""
@@ -218,6 +267,18 @@ class House:
         for warning in warnings:
             log.warning(warning)
 
+    def _stalled(self, reason: str) -> None:
+        """The store takes no writes, or takes them again. What was acknowledged is safe; what is new is refused."""
+        if reason:
+            log.error(
+                "the store takes no writes: publishers are refused", extra={"reason": hide_secrets(reason)}
+            )
+        else:
+            log.warning("the store takes writes again")
+        self._unavailable = hide_secrets(reason)
+        assert self._runner is not None
+        self._runner.engine.unavailable = self._unavailable
+
     def _failed(self, fault: Exception) -> None:
         """The disk has failed us: nothing more is acknowledged, and a restart recovers what was."""
         log.critical("the store has failed", extra={"fault": str(fault)})
@@ -227,11 +288,16 @@ class House:
     async def close(self) -> None:
         await self._alerts.close()
         runner = self._runner
+        if self._polling is not None:
+            self._polling.cancel()
         if runner is not None:
             if self.failure is None:
                 kept = asyncio.Event()
                 runner.when_kept(kept.set)
-                await kept.wait()
+                elsewhere = self._settings.store not in ("embedded", "memory")
+                with suppress(TimeoutError):  # nobody was told that the rest is kept
+                    async with asyncio.timeout(self._settings.redis.wait if elsewhere else None):
+                        await kept.wait()
             runner.close()
 
 

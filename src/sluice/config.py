@@ -51,6 +51,12 @@ def _store_url(value: str) -> str:
     return value
 
 
+def _key_prefix(value: str) -> str:
+    if not value or not value.isprintable() or any(sign in value for sign in "{} "):
+        raise ValueError("must be a word without braces, with which all keys begin")
+    return value
+
+
 def _topic_filter(value: str) -> str:
     fault = fault_of_filter(value.encode(), 65535)
     if fault:
@@ -134,6 +140,25 @@ class BulkSettings(Section):
     stage_ttl: Annotated[Seconds, lasting(1, 30 * 86400)] = 3600.0  # how long one waits
 
 
+class RedisSettings(Section):
+    """The store in Redis; where it is stands in `store`."""
+
+    prefix: Annotated[str, AfterValidator(_key_prefix)] = "sluice"
+    lease: Annotated[Seconds, lasting(0.1, 3600)] = 15.0  # unrenewed for so long, another broker may take it
+    renew: Annotated[Seconds, lasting(0.02, 1200)] = 3.0
+    answer_timeout: Annotated[Seconds, lasting(0.1, 600)] = 5.0  # then the connection is made anew
+    wait: Annotated[Seconds, lasting(0, 3600)] = (
+        10.0  # for a Redis that takes no writes; then publishers are refused
+    )
+    poll: Annotated[Seconds, lasting(0.01, 3600)] = 0.5  # between looks at deliveries, for the pending lists
+    batch: Annotated[int, number(1, 1000)] = 32  # deliveries that one command adds to them
+    pending_scan: Annotated[Seconds, lasting(0.1, 86400)] = 30.0  # between looks for those that nobody has
+    claim_idle: Annotated[Seconds, lasting(1, 86400)] = 300.0  # after so long
+    claim_batch: Annotated[int, number(1, 10_000)] = 100  # and how many one command takes back
+    mover_interval: Annotated[Seconds, lasting(0.01, 3600)] = 1.0  # between looks for retries that are due
+    mover_batch: Annotated[int, number(1, 10_000)] = 100  # and how many one script moves
+
+
 class WebhookSettings(Section):
     """Where alerts may go besides public addresses."""
 
@@ -188,9 +213,16 @@ class Settings(Section):
     queues: QueueSettings = QueueSettings()
     ecq: EcqSettings = EcqSettings()
     bulk: BulkSettings = BulkSettings()
+    redis: RedisSettings = RedisSettings()
     auth: AuthSettings = AuthSettings()
     webhooks: WebhookSettings = WebhookSettings()
     mqtt: MqttSettings = MqttSettings()
+
+    @model_validator(mode="after")
+    def _lease_is_renewed_in_time(self) -> Settings:
+        if self.redis.renew * 3 > self.redis.lease:
+            raise ValueError("redis.renew is more than a third of redis.lease, which would lapse too easily")
+        return self
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Settings:

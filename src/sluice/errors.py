@@ -112,10 +112,10 @@ class StoreDamaged(StoreError):
 class StoreFailed(StoreError):
     """A write or a sync did not succeed. What the disk holds is unknown until the store is opened again."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, do: str = "") -> None:
         super().__init__(
             f"the store has stopped: {what}",
-            "Nothing more is acknowledged. Make the disk well, or make room on it, and start again",
+            do or "Nothing more is acknowledged. Make the disk well, or make room on it, and start again",
         )
 
 
@@ -140,6 +140,13 @@ class UnknownOwner(UnknownQueue):
             f"nothing was ever written for {client!r}, or it is forgotten by now",
             "Publish to $ECQ/w/<client>/<key>, with the client id as its owner spells it",
         )
+
+
+class StoreUnavailable(QueueError):
+    """The store takes no writes for now, and is expected to do so again."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"nothing can be kept at the moment: {reason}", "Publish it again later")
 
 
 class QueueExists(QueueError):

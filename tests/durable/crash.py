@@ -1,6 +1,6 @@
 """Kill a real `sluice serve` under load, start it again, and compare what clients were told with what came back.
 
-    scripts/crash --rounds 50 [--seconds 1.0] [--seed 1]
+    scripts/crash --rounds 50 [--seconds 1.0] [--seed 1] [--redis]
 
 Publishers write into a queue with ids and keys, and to a plain topic that a lasting session has subscribed to;
 consumers of one group ack, and now and then nack. After each kill the next round goes on with the same data: publishers
@@ -10,6 +10,9 @@ message, what was sent, confirmed, delivered, acked, and confirmed as acked, and
 * a message that was confirmed to its publisher and never delivered,
 * a delivery of a message whose ack had been confirmed,
 * a delivery that overtakes an earlier message of its key which is not done.
+
+With `--redis` the store is a Redis of its own, which is killed in every other round before the broker is: the broker
+must go on with it when it is back.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from typing import Any
 from sluice.client import Client, ClientError, Confirm, Message
 from sluice.client.exchange import Exchange
 from tests.brokers import Broker
+from tests.redis_process import RedisProcess
 
 PUBLISHERS = 3
 CONSUMERS = 3
@@ -46,6 +50,12 @@ max_retries = 1000000
 [queues.templates.config.limits]
 max_queue_depth = 10000000
 dedup_window = "1h"
+"""
+REDIS_CONFIG = """
+[redis]
+lease = "1s"
+renew = "100ms"
+poll = "50ms"
 """
 
 
@@ -182,14 +192,18 @@ async def sleep_and_listen(client: Client, ledger: Ledger) -> None:
 
 
 class Arena:
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, redis: RedisProcess | None = None) -> None:
         self._folder = folder
+        self._redis = redis
+        self._rounds = 0
         self._draw = random.Random(seed)
         self.ledger = Ledger()
         self._publishers = [Publisher(f"p{nth}", self.ledger) for nth in range(PUBLISHERS)]
 
     def start(self) -> Broker:
-        return Broker(self._folder, CONFIG, (), {})
+        if self._redis is None:
+            return Broker(self._folder, CONFIG, (), {})
+        return Broker(self._folder, CONFIG + REDIS_CONFIG, ("--store", self._redis.url), {})
 
     async def round(self, seconds: float) -> None:
         """Load, and the end of the server in the middle of it."""
@@ -197,9 +211,24 @@ class Arena:
         tasks = [asyncio.create_task(one) for one in self._cast(broker, True)]
         try:
             await asyncio.sleep(seconds * self._draw.uniform(0.2, 1.0))
+            self._rounds += 1
+            if self._redis is not None and self._rounds % 2 == 0:
+                await self._kill_redis(self._redis)
         finally:
             broker.kill()
         await self._end(tasks)
+
+    async def _kill_redis(self, redis: RedisProcess) -> None:
+        """The broker outlives its store, and goes on with it."""
+        redis.kill()
+        redis.start()
+        before = len(self.ledger.confirmed)
+        until = time.monotonic() + DRAIN_SECONDS
+        while len(self.ledger.confirmed) < before + WINDOW:
+            if time.monotonic() > until:
+                self.ledger.faults.append("the broker did not go on when Redis was back")
+                return
+            await asyncio.sleep(0.02)
 
     async def drain(self) -> None:
         """The last start: all that is left is delivered and acked."""
@@ -269,8 +298,15 @@ def client_of(broker: Broker, client_id: str, **options: Any) -> Client:
     )
 
 
-async def crash(folder: Path, rounds: int, seconds: float, seed: int, say: bool = False) -> Ledger:
-    arena = Arena(folder, seed)
+async def crash(
+    folder: Path,
+    rounds: int,
+    seconds: float,
+    seed: int,
+    say: bool = False,
+    redis: RedisProcess | None = None,
+) -> Ledger:
+    arena = Arena(folder, seed, redis)
     ledger = arena.ledger
     for nth in range(rounds):
         await arena.round(seconds)
@@ -295,9 +331,17 @@ def main() -> int:
         "--seconds", type=float, default=1.0, help="the longest that a round runs before the kill"
     )
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--redis", action="store_true", help="keep messages in Redis, and kill that too")
     told = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sluice-crash-") as folder:
-        ledger = asyncio.run(crash(Path(folder), told.rounds, told.seconds, told.seed, say=True))
+        redis = RedisProcess(Path(folder) / "redis").start() if told.redis else None
+        try:
+            ledger = asyncio.run(
+                crash(Path(folder), told.rounds, told.seconds, told.seed, say=True, redis=redis)
+            )
+        finally:
+            if redis is not None:
+                redis.stop()
     for fault in ledger.faults[:50]:
         print(f"FAULT: {fault}")
     print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,15 +10,24 @@ from typing import Any, Protocol
 import pytest
 
 from tests.queues.kit import EmbeddedKeeper, EngineUnderTest, Keeper, MemoryKeeper
+from tests.queues.redis_keeper import RedisKeeper
 
 
 class MakeEngine(Protocol):
     def __call__(self, **settings: Any) -> EngineUnderTest: ...
 
 
-@pytest.fixture(params=["memory", "embedded"])
+# The second run of the suite is about the engine interpreted, not about Redis.
+STORES = ["memory", "embedded", *(["redis"] if os.environ.get("SLUICE_EXPECT") != "interpreted" else [])]
+
+
+@pytest.fixture(params=STORES)
 def keeper(request: pytest.FixtureRequest, tmp_path: Path) -> Keeper:
-    return MemoryKeeper() if request.param == "memory" else EmbeddedKeeper(tmp_path / "store")
+    if request.param == "memory":
+        return MemoryKeeper()
+    if request.param == "embedded":
+        return EmbeddedKeeper(tmp_path / "store")
+    return RedisKeeper(request.getfixturevalue("redis_server"), tmp_path.name)
 
 
 @pytest.fixture
@@ -33,6 +43,7 @@ def make(keeper: Keeper) -> Iterator[MakeEngine]:
     for engine in made:
         engine.settle_down()
         engine.verify()
+        engine.keeper.check()
         engine.runner.close()
 
 

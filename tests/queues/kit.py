@@ -126,7 +126,13 @@ class Loop:
 class Keeper(Protocol):
     """A store of some kind, and how it dies."""
 
-    def open(self, loop: Loop) -> ListenedStore: ...
+    def open(self, loop: Loop, engine: Engine) -> ListenedStore: ...
+
+    def opened(self) -> None:
+        """The queues are back."""
+
+    def check(self) -> None:
+        """See that the store shows the queues as they are, if it shows them at all."""
 
     def crash(self) -> None:
         """The process that held the store is dead; what it had written is there."""
@@ -173,12 +179,20 @@ class _Answer:
         self._done(*args)
 
 
-class MemoryKeeper:
+class Plain:
+    """A store into which nobody looks."""
+
+    def opened(self) -> None: ...
+
+    def check(self) -> None: ...
+
+
+class MemoryKeeper(Plain):
     def __init__(self, segment_bytes: int = 1 << 20, snapshot_bytes: int = 1 << 20) -> None:
         self._sizes = (segment_bytes, snapshot_bytes)
         self.store: MemoryStore | None = None
 
-    def open(self, loop: Loop) -> ListenedStore:
+    def open(self, loop: Loop, engine: Engine) -> ListenedStore:
         if self.store is None:
             self.store = MemoryStore(
                 loop.call_soon, segment_bytes=self._sizes[0], snapshot_bytes=self._sizes[1]
@@ -198,7 +212,7 @@ class MemoryKeeper:
         return False  # it answers by the loop, and what is held waits for the test
 
 
-class EmbeddedKeeper:
+class EmbeddedKeeper(Plain):
     """The store on disk. A crash here is the death of the process, at a moment when nothing is under way; power cuts
     in the midst of everything are the business of the store's own tests, and of the simulator's memory store."""
 
@@ -208,7 +222,7 @@ class EmbeddedKeeper:
         self._store: ListenedStore | None = None
         self._failures: list[Exception] = []
 
-    def open(self, loop: Loop) -> ListenedStore:
+    def open(self, loop: Loop, engine: Engine) -> ListenedStore:
         self._store = ListenedStore(
             EmbeddedStore(
                 str(self._directory),
@@ -407,13 +421,14 @@ class EngineUnderTest:
         self.recovery = self._open()
 
     def _open(self) -> Recovery:
-        self.store = self.keeper.open(self.loop)
         self.engine = Engine(self._rules_for, self.draw, self.cache_bytes, ZstdCodec())
+        self.store = self.keeper.open(self.loop, self.engine)
         self.runner = Runner(
             self.engine, self.store, self.loop.clock, self.loop.call_later, self._flushed, self._report
         )
         self.runner.on_made = self._on_made
         recovery = self.runner.open(parse_rules)
+        self.keeper.opened()
         self.settle_down()
         return recovery
 

@@ -17,10 +17,11 @@ from sluice.queues.batches import (
     note_batch,
     settle_some,
 )
+from sluice.queues.engine import Engine
 from sluice.queues.rules import DEAD_LETTER, DROP_OLDEST
 from sluice.store.embedded import EmbeddedStore
 from tests.queues.conftest import MakeEngine
-from tests.queues.kit import EngineUnderTest, ListenedStore, Loop, MemoryKeeper
+from tests.queues.kit import EngineUnderTest, ListenedStore, Loop, MemoryKeeper, Plain
 from tests.store.disk import Disk
 
 ROWS = 40
@@ -190,7 +191,7 @@ def test_a_power_cut_leaves_all_of_a_batch_or_nothing(kept: int) -> None:
     bench.runner.close()
 
 
-class DiskKeeper:
+class DiskKeeper(Plain):
     """The embedded store on a disk whose power is cut."""
 
     def __init__(self, disk: Disk) -> None:
@@ -198,7 +199,7 @@ class DiskKeeper:
         self.failures: list[Exception] = []
         self.store: ListenedStore | None = None
 
-    def open(self, loop: Loop) -> ListenedStore:
+    def open(self, loop: Loop, engine: Engine) -> ListenedStore:
         store = EmbeddedStore(
             "/disk",
             loop.call_soon,

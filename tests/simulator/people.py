@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from sluice.queues.delivery import Lease
 from sluice.queues.ports import Consumer, Publisher
-from sluice.store.memory import MemoryStore
 from tests.simulator.oracle import Oracle
 
 
@@ -66,9 +65,9 @@ class Held:
 
 
 class LoggedStore:
-    """The memory store, telling the oracle what is on disk."""
+    """A store with the handles of the one in memory, telling the oracle what is on disk."""
 
-    def __init__(self, store: MemoryStore, oracle: Oracle) -> None:
+    def __init__(self, store: Any, oracle: Oracle) -> None:
         self.inner = store
         self.oracle = oracle
         self.open = store.open

@@ -50,14 +50,17 @@ class Stage:
         self.settings: dict[str, dict[str, Any]] = {}
         self.changes_order = False  # whether the order of queue one is changed now and then
         self._choose_settings()
-        self.store = MemoryStore(
+        self.store = self._make_store()
+        self._open()
+
+    # ---- the stage
+
+    def _make_store(self) -> Any:
+        return MemoryStore(
             self.loop.call_soon,
             segment_bytes=self.chance.choice((1500, 4000, 20_000)),
             snapshot_bytes=self.chance.choice((3000, 10_000)),
         )
-        self._open()
-
-    # ---- the stage
 
     def _choose_settings(self) -> None:
         """What kind of world this is: small numbers, so that everything happens often."""

@@ -445,6 +445,13 @@ class World(Judge):
         self._open()
         self._look_around()
 
+    def judge_turn(self) -> None:
+        """What has happened since the last time must have been right."""
+        self._report(self.engine.alerts, self.engine.warnings)
+        self.engine.alerts = []
+        self.engine.warnings = []
+        self.check()
+
     def step(self) -> None:
         self.steps += 1
         self.engine.now = self.loop.now
@@ -455,10 +462,7 @@ class World(Judge):
         if self.chance.random() < 0.8:
             self.runner.end_turn()
             self._run_some()
-        self._report(self.engine.alerts, self.engine.warnings)
-        self.engine.alerts = []
-        self.engine.warnings = []
-        self.check()
+        self.judge_turn()
         if self.steps % 50 == 0:
             self.oracle.forget_durable_past()
         if self.steps % 2500 == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from librt.strings import BytesWriter
 
@@ -22,6 +23,8 @@ from sluice.store.protocol import (
     write_record,
 )
 from sluice.store.protocol import read_record as parse
+from sluice.store.redis.options import Options
+from sluice.store.redis.store import RedisStore
 
 SEGMENT_BYTES = 64 << 10
 PATIENCE_SECONDS = 30.0  # only a broken store makes anybody wait so long
@@ -137,9 +140,13 @@ class StoreUnderTest:
         directory: Path | None,
         files: Files | None = None,
         segment_bytes: int = SEGMENT_BYTES,
+        redis: str = "",
+        prefix: str = "sluice",
         **options: object,
     ) -> None:
         self.directory = directory
+        self.redis = redis  # the address of a server, for the store in Redis
+        self.prefix = prefix
         self.hands = Hands()
         self.failures: list[Exception] = []
         self.past = Past()
@@ -151,6 +158,15 @@ class StoreUnderTest:
         self.store: Store = self._make()
 
     def _make(self) -> Store:
+        if self.redis:
+            options: dict[str, Any] = {"options": Options(prefix=self.prefix), **self._options}
+            return RedisStore(
+                self.redis,
+                self.hands.call_soon,
+                self.failures.append,
+                segment_bytes=self._segment_bytes,
+                **options,
+            )
         if self.directory is None:
             return self._memory
         return EmbeddedStore(

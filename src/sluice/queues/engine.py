@@ -19,7 +19,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from sluice.errors import MessageTooLarge, UnknownQueue
+from sluice.errors import MessageTooLarge, StoreUnavailable, UnknownQueue
 from sluice.message import COMPRESSED, DELAYED, PRIORITY_BITS, TARGETED, Message, encode_start, fnv1a32
 from sluice.queues import compaction, dead_letters, dispatch, lifecycle, reading, removal, settling
 from sluice.queues import journal as notes
@@ -57,6 +57,7 @@ class Engine:
         codec: Codec | None = None,
     ) -> None:
         self.now: float = 0.0
+        self.unavailable: str = ""  # why the store takes nothing: publishers are refused meanwhile
         self.alerts: list[dead_letters.Alert] = []
         self.warnings: list[str] = []  # for the log of whoever drives the engine
         self.made: list[Queue] = []  # queues that came into being by themselves, for dead letters
@@ -130,6 +131,9 @@ class Engine:
         """Take a message into the open frame. The publisher hears of it when the frame is kept."""
         rules = queue.rules
         size: i64 = len(message.payload)
+        if self.unavailable:
+            queue.refused += 1
+            raise StoreUnavailable(self.unavailable)
         if size > rules.max_message_size:
             queue.refused += 1
             raise MessageTooLarge(queue.name, int(size), int(rules.max_message_size))

@@ -1,0 +1,232 @@
+"""What the store in Redis costs, beside a bare pipelined Redis client that does the same work, and the embedded store.
+
+    python bench/redis_store.py                      batches of 10, 100 and 1000 messages of 1 KiB, three rounds each
+    python bench/redis_store.py --fsync always       with a Redis that syncs before it answers
+
+The work: take a batch of messages into eight partitions, read it back, let it go. The bare client packs by hiredis and
+does it in three round trips per batch (MULTI XADD ... EXEC; XREADGROUP of each stream; MULTI XACK, XDEL ... EXEC). The
+stores get the batch as one frame, read it by address, and get a frame with the notes of its settlement: here the engine
+is real, with one group, and its consumer acknowledges all it gets. A Redis of its own is started on a free port. Rounds
+are interleaved; printed are the median messages per second of wall time, and microseconds of CPU per message of this
+process and of Redis.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hiredis
+import redis
+import uvloop
+
+from sluice.message import Message
+from sluice.queues.config import read_config
+from sluice.queues.delivery import Lease
+from sluice.queues.engine import Engine
+from sluice.queues.meaning import QueueMeaning
+from sluice.queues.ports import Consumer, Publisher
+from sluice.queues.runner import Runner
+from sluice.store.embedded.store import EmbeddedStore
+from sluice.store.redis.options import Options
+from sluice.store.redis.store import RedisStore
+
+BODY = random.Random(1).randbytes(1024)
+PARTITIONS = 8
+BATCHES = (10, 100, 1000)
+
+
+def fatal(fault: Exception) -> None:
+    sys.exit(str(fault))
+
+
+class Server:
+    def __init__(self, folder: Path, fsync: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        told = {"port": str(self.port), "bind": "127.0.0.1", "save": "", "dir": str(folder)}
+        told |= {"appendonly": "yes", "appendfsync": fsync, "auto-aof-rewrite-percentage": "0"}
+        words = [word for name, value in told.items() for word in (f"--{name}", value)]
+        self.process = subprocess.Popen(["redis-server", *words], stdout=subprocess.DEVNULL)
+        while True:
+            try:
+                redis.Redis(port=self.port).ping()
+                return
+            except redis.ConnectionError:
+                time.sleep(0.05)
+
+    def cpu(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+
+class BareClient:
+    """A blocking socket and hiredis."""
+
+    def __init__(self, port: int, prefix: str) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._reader = hiredis.Reader()
+        self._streams = [f"{prefix}:{nth}" for nth in range(PARTITIONS)]
+        self._next = 0
+        self._ask([("XGROUP", "CREATE", name, "g", "0", "MKSTREAM") for name in self._streams])
+
+    def _ask(self, commands: list[tuple[Any, ...]]) -> list[Any]:
+        pack: Callable[[Any], bytes] = hiredis.pack_command
+        self._socket.sendall(b"".join([pack(command) for command in commands]))
+        answers: list[Any] = []
+        while len(answers) < len(commands):
+            answer = self._reader.gets()
+            if answer is False:
+                self._reader.feed(self._socket.recv(1 << 20))
+            else:
+                answers.append(answer)
+        return answers
+
+    def run(self, batch: int, count: int) -> None:
+        for _ in range(count // batch):
+            adds: list[tuple[Any, ...]] = []
+            for _ in range(batch):
+                self._next += 1
+                name = self._streams[self._next % PARTITIONS]
+                adds.append(("XADD", name, f"{self._next}-1", "record", BODY))
+            self._ask([("MULTI",), *adds, ("EXEC",)])
+            share = batch // PARTITIONS + 1
+            reads = [
+                ("XREADGROUP", "GROUP", "g", "c", "COUNT", share, "STREAMS", name, ">")
+                for name in self._streams
+            ]
+            ends: list[tuple[Any, ...]] = []
+            for answer in self._ask(reads):
+                if answer:
+                    ((name, entries),) = answer
+                    ids = [entry for entry, _ in entries]
+                    ends += [("XACK", name, "g", *ids), ("XDEL", name, *ids)]
+            self._ask([("MULTI",), *ends, ("EXEC",)])
+
+
+class Eater(Consumer):
+    """Acknowledges whatever it gets, a turn later."""
+
+    def __init__(self) -> None:
+        super().__init__("eater", 1_000_000, 0, False)
+        self.got: list[Lease] = []
+
+    def deliver(self, lease: Lease) -> None:
+        self.got.append(lease)
+
+
+class StoreBench:
+    def __init__(self, make: Callable[[Engine], Any]) -> None:
+        loop = asyncio.get_running_loop()
+        config = read_config({"partitions": PARTITIONS, "limits": {"max_queue_depth": 10_000_000}}, "q")
+        self.engine = Engine(lambda name: (config.rules(), config.text()), random.random, 0)
+        self.store = make(self.engine)
+        self.runner = Runner(
+            self.engine, self.store, time.time, loop.call_later, lambda: None, lambda alerts, words: None
+        )
+        self.runner.open(lambda name, text: read_config(json.loads(text), name).rules())
+        if isinstance(self.store, RedisStore):
+            self.store.begin_showing()
+        self.queue = self.engine.ensure("q")
+        self.eater = Eater()
+        self.engine.join(self.queue, self.engine.group(self.queue, "g"), self.eater)
+
+    async def kept(self) -> None:
+        done = asyncio.get_running_loop().create_future()
+        self.runner.end_turn()
+        self.runner.when_kept(lambda: done.set_result(None))
+        await done
+
+    async def run(self, batch: int, count: int) -> None:
+        author = Publisher()
+        for _ in range(count // batch):
+            self.runner.begin_turn(time.time())
+            for nth in range(batch):
+                self.engine.publish(self.queue, Message(BODY), author, nth)
+            await self.kept()
+            while len(self.eater.got) < batch:  # bodies are read from the store: the cache has no room
+                self.runner.end_turn()
+                await asyncio.sleep(0)
+            got, self.eater.got = self.eater.got, []
+            for lease in got:
+                self.engine.ack(lease)
+            await self.kept()
+
+
+async def measure(told: argparse.Namespace, folder: Path, server: Server) -> None:
+    loop = asyncio.get_running_loop()
+    bare = BareClient(server.port, "bare")
+
+    def in_redis(engine: Engine) -> RedisStore:
+        url = f"redis://127.0.0.1:{server.port}"
+        return RedisStore(
+            url, loop.call_soon_threadsafe, fatal, meaning=QueueMeaning(engine), options=Options()
+        )
+
+    def on_disk(engine: Engine) -> EmbeddedStore:
+        return EmbeddedStore(str(folder / "log"), loop.call_soon_threadsafe, fatal)
+
+    stores = {"redis": StoreBench(in_redis), "embedded": StoreBench(on_disk)}
+    print(f"appendfsync {told.fsync}; per message: µs of CPU here + in Redis")
+    for batch in BATCHES:
+        count = max(batch, min(told.messages, batch * 200))
+        speeds: dict[str, list[float]] = {}
+        costs: dict[str, list[tuple[float, float]]] = {}
+        for _ in range(told.rounds):
+            for name in ("bare", *stores):
+                start, ours, theirs = time.perf_counter(), time.process_time(), server.cpu()
+                if name == "bare":
+                    bare.run(batch, count)
+                else:
+                    await stores[name].run(batch, count)
+                speeds.setdefault(name, []).append(count / (time.perf_counter() - start))
+                cost = (time.process_time() - ours, server.cpu() - theirs)
+                costs.setdefault(name, []).append((cost[0] / count * 1e6, cost[1] / count * 1e6))
+        base = statistics.median(speeds["bare"])
+        for name, found in speeds.items():
+            speed = statistics.median(found)
+            ours, theirs = (statistics.median(one[nth] for one in costs[name]) for nth in (0, 1))
+            print(
+                f"batch {batch:5} {name:9} {speed:9,.0f} msg/s  {speed / base:5.2f} of bare"
+                f"   {ours:6.1f} + {theirs:5.1f}",
+                flush=True,
+            )
+    for one in stores.values():
+        one.runner.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The store in Redis beside a bare pipelined client.")
+    parser.add_argument("--messages", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--fsync", choices=("everysec", "always"), default="everysec")
+    told = parser.parse_args()
+    sys.setswitchinterval(0.0005)
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-", dir=".") as folder:
+        server = Server(Path(folder), told.fsync)
+        try:
+            uvloop.run(measure(told, Path(folder).resolve(), server))
+        finally:
+            server.stop()
+
+
+if __name__ == "__main__":
+    main()

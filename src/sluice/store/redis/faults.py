@@ -1,0 +1,94 @@
+"""What a failed question to Redis means: try again, the store is somebody else's now, or there is no going on.
+
+Nothing is acknowledged until Redis has answered, so waiting is always safe; going on without an answer never is.
+"""
+
+from __future__ import annotations
+
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    ClusterDownError,
+    ConnectionError,
+    MasterDownError,
+    MovedError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    TimeoutError,
+    TryAgainError,
+)
+
+from sluice.errors import StoreError, StoreFailed
+
+# What passes: Redis is away, loads, fails over, has no memory or no disk just now, has lost our script, or an operator
+# is about to mend its list of users.
+_PASSING = (
+    ConnectionError,  # of which "loading" is one
+    TimeoutError,
+    OSError,
+    RedisClusterException,
+    OutOfMemoryError,
+    ReadOnlyError,
+    MasterDownError,
+    NoScriptError,
+    NoPermissionError,
+    AuthenticationError,
+    ClusterDownError,
+    TryAgainError,
+    MovedError,
+    AskError,
+)
+# The same, where redis-py has no name for it.
+_PASSING_WORDS = (
+    "MISCONF",
+    "NOREPLICAS",
+    "BUSY",
+    "UNBLOCKED",
+    "OOM",
+    "READONLY",
+    "LOADING",
+    "NOAUTH",
+    "CLUSTERDOWN",
+)
+
+
+def text_of(fault: BaseException) -> str:
+    return str(fault) or type(fault).__name__
+
+
+def passes(fault: BaseException) -> bool:
+    """Whether to wait and say it again."""
+    if isinstance(fault, _PASSING):
+        return True
+    text = text_of(fault)  # Redis 6 puts its own words before those of a command in a script
+    return any(text.startswith(word) or f"-{word}" in text for word in _PASSING_WORDS)
+
+
+def final_fault(fault: BaseException) -> StoreError:
+    """What to tell when there is no going on."""
+    text = text_of(fault)
+    if text.startswith("FENCED"):
+        return StoreFenced()
+    if text.startswith("GAP"):
+        return StoreFailed(
+            f"Redis has gone back to frame {text.removeprefix('GAP ')}: it has lost frames that it had confirmed "
+            "(was it restarted without appendonly, or restored?)",
+            "Start this broker again: it goes on with what is there. Set appendonly yes",
+        )
+    if isinstance(fault, RedisError):
+        return StoreFailed(f"Redis refused a write: {text}", "See what Redis means by that, and start again")
+    return StoreFailed(f"{type(fault).__name__}: {text}")
+
+
+class StoreFenced(StoreFailed):
+    """Another process has taken the store while this one was away."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "another broker has taken it over, and Redis refuses this one's writes",
+            "What this one acknowledged is kept. Start it again when the other one is to go",
+        )

@@ -1,0 +1,74 @@
+"""Which message stands behind an address: sixteen bytes of memory for each.
+
+The engine names messages by the place they would have in a log; Redis names them by partition and sequence. Written by
+the writer's thread, asked by the reader's: columns only grow, and a segment goes as a whole.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+
+
+class _Segment:
+    def __init__(self) -> None:
+        self.offsets = array("I")
+        self.pids = array("I")
+        self.seqs = array("q")
+
+
+class Index:
+    def __init__(self) -> None:
+        self._segments: dict[int, _Segment] = {}
+        self._top: dict[int, int] = {}  # the highest sequence of each partition
+        self._moved: dict[
+            tuple[int, int], int
+        ] = {}  # messages that were written anew: the segment they are in
+
+    def add(self, address: int, pid: int, seq: int) -> None:
+        number = address >> 32
+        segment = self._segments.get(number)
+        if segment is None:
+            segment = self._segments[number] = _Segment()
+        segment.pids.append(pid)
+        segment.seqs.append(seq)
+        segment.offsets.append(address & 0xFFFF_FFFF)  # last: a reader goes by this column
+        if seq <= self._top.get(pid, -1):
+            self._moved[pid, seq] = number
+        else:
+            self._top[pid] = seq
+
+    def find(self, address: int) -> tuple[int, int] | None:
+        """(pid, seq) of the message that begins there."""
+        segment = self._segments.get(address >> 32)
+        if segment is None:
+            return None
+        offset = address & 0xFFFF_FFFF
+        at = bisect_left(segment.offsets, offset)
+        if at == len(segment.offsets) or segment.offsets[at] != offset:
+            return None
+        return segment.pids[at], segment.seqs[at]
+
+    def top(self, pid: int) -> int:
+        return self._top.get(pid, -1)
+
+    def free(self, number: int) -> dict[int, list[int]]:
+        """Forget a segment: the sequences, by partition, that were nowhere else."""
+        segment = self._segments.pop(number, None)
+        gone: dict[int, list[int]] = {}
+        if segment is None:
+            return gone
+        for pid, seq in zip(segment.pids, segment.seqs):
+            if self._moved and (pid, seq) in self._moved:
+                if self._moved[pid, seq] != number:
+                    continue
+                del self._moved[pid, seq]
+            gone.setdefault(pid, []).append(seq)
+        return gone
+
+    def forget(self, pids: set[int]) -> None:
+        """Partitions that are no more."""
+        for pid in pids:
+            self._top.pop(pid, None)
+        if self._moved:
+            self._moved = {key: number for key, number in self._moved.items() if key[0] not in pids}

@@ -1,0 +1,27 @@
+"""What a dead letter shows besides its record: where it came from, as fields of its entry."""
+
+from __future__ import annotations
+
+from librt.strings import read_i32_le
+
+from sluice.message import decode_body, decode_headers
+from sluice.store.protocol import HEADER_BYTES
+
+_HEADERS_AT = HEADER_BYTES + 24  # how long the headers of a message are
+_SHOWN = (
+    ("originalTopic", "originalTopic"),
+    ("partitionId", "original-partition"),
+    ("originalMessageId", "original-message-id"),
+    ("originalQueue", "original-queue"),
+    ("reason", "dead-reason"),
+)
+
+
+def fields_of(record: bytes) -> list[tuple[str, str]]:
+    """Empty for a message that is no dead letter: that is told from one number."""
+    if len(record) < _HEADERS_AT + 4 or read_i32_le(record, _HEADERS_AT) <= 0:
+        return []
+    headers = dict(decode_headers(decode_body(record, HEADER_BYTES).headers))
+    if "dead-reason" not in headers:
+        return []
+    return [(name, headers.get(header, "")) for name, header in _SHOWN]

@@ -1,0 +1,163 @@
+"""What runs inside Redis. Each script that writes first asks whether we are still the owner.
+
+The owner's token is the value that the fence had when it took the store. Whoever takes the store next raises the fence,
+so that a process that was paused, and wakes up believing it is still the owner, is refused by Redis itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+
+class Script:
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+
+
+# A write has a stamp: the owner's token, and how many it wrote before. An answer may be lost and the write said again,
+# while the first copy still waits in some buffer: Redis may come to it long after later writes. What is not above the
+# last stamp is done already, or too late, and does nothing.
+PART_UNIT: Final = (
+    1 << 33
+)  # of a stamp: above it the token, below it the number; one bit for the two halves of a frame
+
+# KEYS: fence, log, and all that is written to.
+# ARGV: token, stamp, number of the frame ("" for what is no frame), then steps:
+#   "A" stream again count, then count times: id, record      messages
+#   "D" stream again id words, then so many words             a message with more fields than its record
+#   n words                                                   a command, as it is
+#   "?" n words                                               a command that may be refused: what it makes is there
+# The first command writes to the log, so that a Redis without memory refuses before anything is changed.
+_STEPS: Final = """
+local function keep(stream, again, id, record, ...)
+  local answer = redis.pcall('XADD', stream, id, 'record', record, ...)
+  if type(answer) ~= 'table' or not answer.err then return end
+  if not string.find(answer.err, 'equal or smaller', 1, true) then
+    redis.call('XADD', stream, id, 'record', record, ...)
+  end
+  if #redis.call('XRANGE', stream, id, id) == 0 then
+    redis.call('HSET', again, string.match(id, '^%d+'), record)
+  end
+end
+local function steps(at)
+  local last = #ARGV
+  while at <= last do
+    local what = ARGV[at]
+    if what == 'A' then
+      local stream, again, count = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3])
+      at = at + 4
+      for _ = 1, count do
+        keep(stream, again, ARGV[at], ARGV[at + 1])
+        at = at + 2
+      end
+    elseif what == 'D' then
+      local count = tonumber(ARGV[at + 4])
+      keep(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], unpack(ARGV, at + 5, at + 4 + count))
+      at = at + 5 + count
+    elseif what == '?' then
+      local count = tonumber(ARGV[at + 1])
+      redis.pcall(unpack(ARGV, at + 2, at + 1 + count))
+      at = at + 2 + count
+    else
+      local count = tonumber(what)
+      redis.call(unpack(ARGV, at + 1, at + count))
+      at = at + 1 + count
+    end
+  end
+end
+"""
+
+WRITE: Final = Script(
+    _STEPS
+    + """
+local fence = redis.call('GET', KEYS[1])
+if fence ~= ARGV[1] then return redis.error_reply('FENCED ' .. tostring(fence)) end
+if tonumber(redis.call('HGET', KEYS[2], 'stamp') or '0') >= tonumber(ARGV[2]) then return 0 end
+if ARGV[3] ~= '' then
+  local last = tonumber(redis.call('HGET', KEYS[2], 'frame') or '0')
+  if last + 1 ~= tonumber(ARGV[3]) then return redis.error_reply('GAP ' .. last) end
+end
+steps(4)
+redis.call('HSET', KEYS[2], 'stamp', ARGV[2])
+if ARGV[3] ~= '' then redis.call('HSET', KEYS[2], 'frame', ARGV[3]) end
+return 1
+"""
+)
+
+# The same for one partition of a Cluster, where the fence of the whole store is on another node: here it is the last
+# stamp. KEYS: fence of the partition, and all that is written to. ARGV: token, stamp, steps.
+WRITE_PART: Final = Script(
+    _STEPS
+    + f"""
+local fence = tonumber(redis.call('GET', KEYS[1]) or '0')
+if math.floor(fence / {PART_UNIT}) > tonumber(ARGV[1]) then return redis.error_reply('FENCED ' .. fence) end
+if fence >= tonumber(ARGV[2]) then return 0 end
+steps(3)
+redis.call('SET', KEYS[1], ARGV[2], 'KEEPTTL')
+return 1
+"""
+)
+
+# KEYS: lease, fence. ARGV: who, milliseconds. The token, also if its answer was lost before; or whose
+# the store is and for how long yet.
+ACQUIRE: Final = Script(
+    """
+if redis.call('GET', KEYS[1]) == ARGV[1] then return {tonumber(redis.call('GET', KEYS[2]))} end
+if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return {redis.call('INCR', KEYS[2])} end
+return {-1, redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}
+"""
+)
+
+# KEYS: lease, fence. ARGV: token, who, milliseconds. A lease that has lapsed and that nobody took is taken up again.
+RENEW: Final = Script(
+    """
+local fence = redis.call('GET', KEYS[2])
+if fence ~= ARGV[1] then return redis.error_reply('FENCED ' .. tostring(fence)) end
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+return 1
+"""
+)
+
+# KEYS: lease, fence. ARGV: token.
+RELEASE: Final = Script(
+    """
+if redis.call('GET', KEYS[2]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+"""
+)
+
+# The fence of the two below is the store's, or in a Cluster the partition's: `unit` is what it counts the token in.
+_STILL_OURS: Final = """
+local fence, unit = tonumber(redis.call('GET', KEYS[1]) or '0'), tonumber(ARGV[2])
+if math.floor(fence / unit) > tonumber(ARGV[1]) then return redis.error_reply('FENCED ' .. fence) end
+"""
+
+# KEYS: fence, stream, retry, retries. ARGV: token, unit, milliseconds since 1970, most, group, consumer. Deliveries
+# whose time has come are pending again; their sequences.
+MOVE: Final = Script(
+    _STILL_OURS
+    + """
+local due = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', ARGV[3], 'LIMIT', 0, ARGV[4])
+for _, seq in ipairs(due) do
+  redis.call('ZREM', KEYS[3], seq)
+  redis.call('HDEL', KEYS[4], seq)
+  redis.pcall('XCLAIM', KEYS[2], ARGV[5], ARGV[6], 0, seq .. '-1', 'FORCE', 'JUSTID')
+end
+return due
+"""
+)
+
+# KEYS: fence, stream. ARGV: token, unit, group, consumer, idle milliseconds, start, most. What XAUTOCLAIM says; nothing
+# where somebody has taken the group away.
+CLAIM: Final = Script(
+    _STILL_OURS
+    + """
+local found = redis.pcall('XAUTOCLAIM', KEYS[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], 'COUNT', ARGV[7], 'JUSTID')
+if found.err then return {'0-0', {}} end
+return found
+"""
+)
+
+ALL: Final = (WRITE, WRITE_PART, MOVE, CLAIM, ACQUIRE, RENEW, RELEASE)

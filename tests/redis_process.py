@@ -1,0 +1,154 @@
+"""A real Redis of the test's own: on a free loopback port, in a directory of its own, ended by its own handle."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+PATIENCE_SECONDS = 30.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def redis_program() -> str:
+    found = shutil.which(
+        "redis-server", path="/usr/bin:/usr/local/bin:/usr/sbin:/opt/homebrew/bin"
+    ) or shutil.which("redis-server")
+    if found is None:
+        pytest.skip("redis-server is missing; install the package redis-server")
+    return found
+
+
+class RedisProcess:
+    """Keeps everything it confirms (appendfsync always) unless told otherwise. It can be killed and started again."""
+
+    def __init__(self, directory: Path, port: int = 0, **settings: str) -> None:
+        self.directory = directory
+        self.port = port or free_port()
+        self.url = f"redis://127.0.0.1:{self.port}"
+        self._settings = {
+            "bind": "127.0.0.1",
+            "port": str(self.port),
+            "save": "",
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "auto-aof-rewrite-percentage": "0",
+            "dir": str(directory),
+            **{name.replace("_", "-"): value for name, value in settings.items()},
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> RedisProcess:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        words = [redis_program()]
+        for name, value in self._settings.items():
+            words += [f"--{name}", value]
+        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                client = self.client()
+                client.ping()
+                client.close()
+                return self
+            except redis.RedisError:
+                assert self._process.poll() is None, "redis-server ended at once"
+                assert time.monotonic() < deadline, "redis-server does not answer"
+                time.sleep(0.02)
+
+    def client(self) -> redis.Redis:
+        return redis.Redis.from_url(self.url)
+
+    def speak_tls(self, authority: Path) -> None:
+        """TLS alone, on a port of its own; clients trust `authority`."""
+        self._settings["tls-port"] = self._settings["port"]
+        self._settings["port"] = "0"
+        self.url = f"rediss://127.0.0.1:{self.port}?ssl_ca_certs={authority}"
+
+    def is_dead(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
+    def kill(self) -> None:
+        """kill -9."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def pause(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+SLOTS = 16384
+
+
+class RedisCluster:
+    """Three masters, each with a third of the slots."""
+
+    def __init__(self, folder: Path) -> None:
+        self.nodes = [
+            RedisProcess(folder / f"node{nth}", _port_with_bus(), cluster_enabled="yes") for nth in range(3)
+        ]
+        self.url = self.nodes[0].url
+
+    def start(self) -> RedisCluster:
+        for node in self.nodes:
+            node.start()
+        clients = [node.client() for node in self.nodes]
+        for nth, client in enumerate(clients):
+            first, end = SLOTS * nth // 3, SLOTS * (nth + 1) // 3
+            client.execute_command("CLUSTER", "ADDSLOTS", *range(first, end))
+            client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", nth + 1)
+            client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not all(_is_whole(client) for client in clients):
+            assert time.monotonic() < deadline, "the cluster does not come together"
+            time.sleep(0.05)
+        for client in clients:
+            client.close()
+        return self
+
+    def client(self) -> redis.RedisCluster:
+        return redis.RedisCluster.from_url(self.url)
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+
+def _is_whole(client: redis.Redis) -> bool:
+    told: bytes = client.execute_command("CLUSTER", "INFO")
+    return b"cluster_state:ok" in told and b"cluster_slots_ok:16384" in told and b"known_nodes:3" in told
+
+
+def _port_with_bus() -> int:
+    """A free port whose neighbour 10000 above is free too: there the nodes talk to each other."""
+    while True:
+        port = free_port()
+        if port < 50_000:
+            with socket.socket() as probe:
+                try:
+                    probe.bind(("127.0.0.1", port + 10_000))
+                    return port
+                except OSError:
+                    pass
