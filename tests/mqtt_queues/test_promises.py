@@ -176,6 +176,17 @@ def test_a_full_queue_says_so(qos: int) -> None:
         assert put(maker, "$queue/other", b"x", qos, packet_id=1)[0] == 0
 
 
+@pytest.mark.parametrize("topic", ["$queue/jobs", "$ECQ/w/car-1/speed"])
+def test_what_the_store_cannot_take_now_is_refused_with_the_reason(house: QueueHouse, topic: str) -> None:
+    maker = house.connect("maker")
+    house.engine.unavailable = "the line to the store is lost"
+    reason, why = put(maker, topic, b"x")
+    assert reason == 0x83
+    assert "line to the store" in why and "again later" in why
+    house.engine.unavailable = ""
+    assert put(maker, topic, b"x") == (0, "")
+
+
 @pytest.mark.parametrize("qos", [1, 2])
 def test_a_message_too_large_is_told_the_limit(qos: int) -> None:
     house = QueueHouse(SMALL)
