@@ -15,6 +15,7 @@ import pytest
 from sluice.queues.journal import NoteWriter
 from sluice.store.redis.aggregate import QueueSum, ask_redis
 from sluice.store.redis.keys import retry
+from sluice.store.redis.letters import fields_of
 from tests.brokers import same_build
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest
@@ -109,6 +110,12 @@ def test_a_dead_letter_tells_where_it_came_from(make: MakeEngine, client: Any) -
     assert fields[b"partitionId"] == b"0"
     assert fields[b"originalMessageId"]
     assert client.xlen(base_of(engine)) == 0
+
+
+def test_bytes_that_only_look_like_a_message_are_kept_without_fields() -> None:
+    record = bytes(64) + (9).to_bytes(4, "little") + b"\xff\xff\x00\x09\xff"
+    assert fields_of(record) == []
+    assert fields_of(b"") == []
 
 
 def test_a_deleted_queue_leaves_no_key_but_its_fence(engine: EngineUnderTest, client: Any) -> None:
