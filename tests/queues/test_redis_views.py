@@ -67,6 +67,18 @@ def test_a_delivery_under_way_is_pending_with_its_consumer(engine: EngineUnderTe
     assert client.xlen(base_of(engine)) == 2
 
 
+def test_redis_counts_the_attempts_of_a_delivery(engine: EngineUnderTest, client: Any) -> None:
+    worker = engine.worker(client="ada")
+    engine.publish(b"job")
+    for attempt in (1, 2, 3):
+        delivery = worker.lease()
+        look(engine)
+        (pending,) = client.xpending_range(base_of(engine), "workers", "-", "+", 10)
+        assert pending["times_delivered"] == attempt
+        worker.nack(delivery, delay=1)
+        engine.advance(seconds=1)
+
+
 def test_what_was_not_delivered_yet_is_the_lag_of_its_group(engine: EngineUnderTest, client: Any) -> None:
     engine.group("late")
     for number in range(5):
