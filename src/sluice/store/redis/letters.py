@@ -23,7 +23,11 @@ def fields_of(record: bytes) -> list[tuple[str, str]]:
         return []
     try:
         headers = dict(decode_headers(decode_body(record, HEADER_BYTES).headers))
-    except (ValueError, IndexError, SystemError):  # the last one is what compiled code says of a negative size
+    except (
+        ValueError,
+        IndexError,
+        SystemError,
+    ):  # the last one is what compiled code says of a negative size
         return []  # it only looked like a message of a queue
     if "dead-reason" not in headers:
         return []
