@@ -15,6 +15,7 @@ import pytest
 from sluice.queues.journal import NoteWriter
 from sluice.store.redis.aggregate import QueueSum, ask_redis
 from sluice.store.redis.keys import retry
+from sluice.store.redis.letters import fields_of
 from tests.brokers import same_build
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest
@@ -66,6 +67,18 @@ def test_a_delivery_under_way_is_pending_with_its_consumer(engine: EngineUnderTe
     assert client.xlen(base_of(engine)) == 2
 
 
+def test_redis_counts_the_attempts_of_a_delivery(engine: EngineUnderTest, client: Any) -> None:
+    worker = engine.worker(client="ada")
+    engine.publish(b"job")
+    for attempt in (1, 2, 3):
+        delivery = worker.lease()
+        look(engine)
+        (pending,) = client.xpending_range(base_of(engine), "workers", "-", "+", 10)
+        assert pending["times_delivered"] == attempt
+        worker.nack(delivery, delay=1)
+        engine.advance(seconds=1)
+
+
 def test_what_was_not_delivered_yet_is_the_lag_of_its_group(engine: EngineUnderTest, client: Any) -> None:
     engine.group("late")
     for number in range(5):
@@ -109,6 +122,12 @@ def test_a_dead_letter_tells_where_it_came_from(make: MakeEngine, client: Any) -
     assert fields[b"partitionId"] == b"0"
     assert fields[b"originalMessageId"]
     assert client.xlen(base_of(engine)) == 0
+
+
+def test_bytes_that_only_look_like_a_message_are_kept_without_fields() -> None:
+    record = bytes(64) + (9).to_bytes(4, "little") + b"\xff\xff\x00\x09\xff"
+    assert fields_of(record) == []
+    assert fields_of(b"") == []
 
 
 def test_a_deleted_queue_leaves_no_key_but_its_fence(engine: EngineUnderTest, client: Any) -> None:

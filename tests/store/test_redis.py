@@ -5,13 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sluice.errors import StoreError, StoreFailed, StoreLocked
 from sluice.store.redis.faults import StoreFenced
 from sluice.store.redis.keys import Keys
+from sluice.store.redis.link import SingleLink
 from sluice.store.redis.options import Options
+from sluice.store.redis.scripts import WRITE
+from tests.fault_proxy import FaultProxy
 from tests.redis_process import RedisProcess
 from tests.store.hands import StoreUnderTest, message, note
 
@@ -154,3 +158,41 @@ def test_a_redis_that_may_lose_what_it_confirms_is_warned_about(tmp_path: Path) 
         store.store.close()
     finally:
         server.stop()
+
+
+def test_a_copy_of_a_write_that_redis_finds_late_does_nothing(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[Any] = []
+    ask = SingleLink.ask
+
+    def ask_and_note(link: SingleLink, commands: Any) -> list[Any]:
+        said.extend(command for _, command in commands if WRITE.sha in command)
+        return ask(link, commands)
+
+    store = stores.make().open()
+    monkeypatch.setattr(SingleLink, "ask", ask_and_note)
+    store.commit(message(1, b"one"))
+    store.snapshot(b"first")
+    store.commit(message(2, b"two"))
+    store.snapshot(b"second")
+    for command in said[:3]:
+        assert stores.client.execute_command(*command) == 0
+    store.reopen()
+    assert store.past.snapshot == b"second"
+    assert [row.seq for row in store.past.rows] == [1, 2]
+
+
+def test_a_start_survives_lines_that_are_cut(stores: Stores, prefix: str) -> None:
+    store = stores.make().open()
+    store.commit(*[message(seq, b"x" * 500) for seq in range(200)])
+    store.store.close()
+    proxy = FaultProxy(stores.server.port)
+    try:
+        for count in (0, 150, 4000, 7000, 9000, 12_000):
+            proxy.cut_after(count)
+            again = StoreUnderTest(None, redis=f"redis://127.0.0.1:{proxy.port}", prefix=prefix).open()
+            assert len(again.past.records) == 200
+            again.store.close()
+    finally:
+        proxy.close()

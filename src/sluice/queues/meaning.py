@@ -178,6 +178,8 @@ class QueueMeaning(Meaning):
             for seq, lease in cursor.leases.items():
                 if lease.state == LEASED:
                     standing.held[seq] = lease.holder
+                    if lease.attempt > 1:
+                        standing.attempts[seq] = int(lease.attempt)
                 elif lease.state == WAITING:
                     standing.waiting[seq] = Retried(
                         group.name, standing.pid, seq, int(lease.failures), lease.due, lease.description

@@ -84,6 +84,7 @@ class Standing:
         self.pid = pid
         self.fresh = fresh  # the first sequence that was not offered yet
         self.held: dict[int, str] = {}  # deliveries under way: who has them
+        self.attempts: dict[int, int] = {}  # of those of them that are not the first
         self.waiting: dict[int, Retried] = {}  # deliveries that wait for their retry
 
 

@@ -6,6 +6,7 @@ makes sure of it where time alone cannot.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -14,6 +15,8 @@ from sluice.errors import StoreLocked
 from sluice.store.redis.keys import Keys
 from sluice.store.redis.link import Link, call
 from sluice.store.redis.scripts import ACQUIRE, RELEASE, RENEW
+
+log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.25  # how often one who waits for the lease looks at it
 
@@ -37,6 +40,11 @@ class Lease:
             now = int(answer[2])
             if left >= 0 and now > left:
                 raise StoreLocked(where, bytes(answer[1]).decode(errors="replace"))
+            if left < 0:
+                who = bytes(answer[1]).decode(errors="replace")
+                log.warning(
+                    "the store has an owner: waiting for its lease to lapse", extra={"owner": who, "ms": now}
+                )
             left = now
             time.sleep(min(_LOOK_SECONDS, max(now, 1) / 1000))
 

@@ -21,7 +21,14 @@ def fields_of(record: bytes) -> list[tuple[str, str]]:
     """Empty for a message that is no dead letter: that is told from one number."""
     if len(record) < _HEADERS_AT + 4 or read_i32_le(record, _HEADERS_AT) <= 0:
         return []
-    headers = dict(decode_headers(decode_body(record, HEADER_BYTES).headers))
+    try:
+        headers = dict(decode_headers(decode_body(record, HEADER_BYTES).headers))
+    except (
+        ValueError,
+        IndexError,
+        SystemError,
+    ):  # the last one is what compiled code says of a negative size
+        return []  # it only looked like a message of a queue
     if "dead-reason" not in headers:
         return []
     return [(name, headers.get(header, "")) for name, header in _SHOWN]

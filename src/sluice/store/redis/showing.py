@@ -23,6 +23,7 @@ from sluice.store.redis.views import OWNER, Views
 from sluice.store.redis.writer import AskJob, Job, WriteJob
 
 _Cell = tuple[int, str]
+_AT_ONCE = 500  # groups in partitions whose views are made true by one script
 
 
 class Showing:
@@ -59,6 +60,9 @@ class Showing:
         for standing in self._meaning.groups(True):
             self._restore(standing, plan)
             cells.append((standing.pid, standing.group))
+            if len(cells) % _AT_ONCE == 0:  # Redis does nothing else while it runs a script
+                self._write(plan)
+                plan = Plan()
         self._write(plan)
         ask = partial(self._take_back, cells, 0)
         self._put(AskJob(ask, self._compared))

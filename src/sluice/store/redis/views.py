@@ -200,13 +200,13 @@ class Views:
             return
         pending = self.pending.setdefault(cell, {})
         waiting = self.waiting.get(cell)
-        by_holder: dict[str, list[Word]] = {}
+        by_holder: dict[tuple[str, int], list[Word]] = {}
         ended: list[Word] = []
         for seq, holder in standing.held.items():
             name = holder or "-"
             if pending.get(seq) != name:
                 pending[seq] = name
-                by_holder.setdefault(name, []).append(entry_id(seq))
+                by_holder.setdefault((name, standing.attempts.get(seq, 1)), []).append(entry_id(seq))
                 if waiting is not None and seq in waiting:
                     waiting.discard(seq)
                     ended.append(seq)
@@ -221,14 +221,18 @@ class Views:
             if self._counts_reads:
                 words += ["ENTRIESREAD", standing.fresh]
             steps.try_command(base, *words)
-        for holder, ids in by_holder.items():
-            self.claim(steps, base, standing.group, holder, ids)
+        for (holder, attempt), ids in by_holder.items():
+            self.claim(steps, base, standing.group, holder, ids, attempt)
         self._end_waiting(steps, base, standing.group, ended)
 
-    def claim(self, steps: Steps, base: str, group: str, holder: str, ids: list[Word]) -> None:
+    def claim(
+        self, steps: Steps, base: str, group: str, holder: str, ids: list[Word], attempt: int = 0
+    ) -> None:
+        """Without an attempt, Redis keeps the count it has."""
+        count: list[Word] = ["RETRYCOUNT", attempt] if attempt else []
         for start in range(0, len(ids), self._batch):
             some = ids[start : start + self._batch]
-            steps.try_command(base, "XCLAIM", base, group, holder, 0, *some, "FORCE", "JUSTID")
+            steps.try_command(base, "XCLAIM", base, group, holder, 0, *some, *count, "FORCE", "JUSTID")
 
     def refresh(self, plan: Plan) -> None:
         """Say again what is with consumers that live, so that a look for idle deliveries does not find it."""
