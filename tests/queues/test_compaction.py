@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,13 @@ from sluice.message import Message
 from sluice.queues.config import read_config
 from sluice.queues.rules import ANY_ORDER, DROP_OLDEST, PER_KEY, STRICT
 from tests.queues.conftest import MakeEngine
-from tests.queues.kit import EngineUnderTest
+from tests.queues.kit import EmbeddedKeeper, EngineUnderTest, Keeper, MemoryKeeper
+
+
+@pytest.fixture(params=["memory", "embedded"])
+def keeper(request: pytest.FixtureRequest, tmp_path: Path) -> Keeper:
+    """The stores that can: see `test_a_store_that_cannot_keep_last_values_says_so`."""
+    return MemoryKeeper() if request.param == "memory" else EmbeddedKeeper(tmp_path / "store")
 
 
 @pytest.fixture
@@ -32,6 +39,15 @@ def test_a_group_that_comes_late_gets_the_last_message_of_each_key(compacted: En
     assert compacted.worker(group="late").ack_all() == [b"3", b"4"]
     assert compacted.worker(group="later").ack_all() == [b"3", b"4"]
     assert compacted.depth() == 2
+
+
+def test_a_store_that_cannot_keep_last_values_says_so(make: MakeEngine) -> None:
+    engine = make()
+    engine.engine.keeps_last_values = False
+    config = read_config({"type": "compacted"}, "prices")
+    with pytest.raises(InvalidQueueConfig, match="compacted"):
+        engine.engine.create(config.rules(), config.text())
+    assert "prices" not in engine.engine.queues
 
 
 def test_each_group_has_its_own_place(compacted: EngineUnderTest) -> None:

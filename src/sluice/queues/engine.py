@@ -57,6 +57,7 @@ class Engine:
         codec: Codec | None = None,
     ) -> None:
         self.now: float = 0.0
+        self.keeps_last_values: bool = True  # whether the store can keep compacted queues
         self.unavailable: str = ""  # why the store takes nothing: publishers are refused meanwhile
         self.alerts: list[dead_letters.Alert] = []
         self.warnings: list[str] = []  # for the log of whoever drives the engine
