@@ -23,6 +23,7 @@ def batches(*values: bytes) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({"value": [value], "more": [1]})
 
 
+@pytest.mark.usefixtures("spark")  # it reads the schemas
 @pytest.mark.parametrize(
     ("schema", "options", "told"),
     [
