@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import socket
 import subprocess
 import time
 from pathlib import Path
 
-import pytest
 import redis
+
+from tests.services import need_program
 
 PATIENCE_SECONDS = 30.0
 
@@ -19,15 +19,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def redis_program() -> str:
-    found = shutil.which(
-        "redis-server", path="/usr/bin:/usr/local/bin:/usr/sbin:/opt/homebrew/bin"
-    ) or shutil.which("redis-server")
-    if found is None:
-        pytest.skip("redis-server is missing; install the package redis-server")
-    return found
 
 
 class RedisProcess:
@@ -51,7 +42,7 @@ class RedisProcess:
 
     def start(self) -> RedisProcess:
         self.directory.mkdir(parents=True, exist_ok=True)
-        words = [redis_program()]
+        words = [need_program("redis-server")]
         for name, value in self._settings.items():
             words += [f"--{name}", value]
         self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
