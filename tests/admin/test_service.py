@@ -168,6 +168,17 @@ async def test_a_delayed_and_an_expiring_message_wait_and_go_like_those_of_clien
     assert await house.ask(house.admin.peek("other")) == []
 
 
+async def test_a_publish_has_a_delay_or_a_time_not_both(house: AdminHouse) -> None:
+    both = Outgoing(b"when", delay=5.0, deliver_at=house.loop.now + 7.0)
+    with pytest.raises(InvalidQueueConfig, match="both delay and deliver_at"):
+        await house.ask(house.admin.publish("tasks", both))
+
+
+async def test_a_strict_queue_says_that_it_has_one_partition(house: AdminHouse) -> None:
+    await house.ask(house.admin.create_queue({"name": "line", "ordering": "strict", "partitions": 10}))
+    assert (await house.ask(house.admin.config("line")))["partitions"] == 1
+
+
 async def test_the_figures_of_a_queue_follow_its_messages(house: AdminHouse) -> None:
     worker = house.worker("w-1")
     for number in range(4):

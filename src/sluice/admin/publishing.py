@@ -67,6 +67,8 @@ def _wishes(outgoing: Outgoing) -> list[tuple[str, str]]:
         wishes.append(("partition-key", outgoing.key))
     if outgoing.priority:
         wishes.append(("priority", str(outgoing.priority)))
+    if outgoing.delay and outgoing.deliver_at:
+        raise InvalidQueueConfig("both delay and deliver_at are given", "Give one of them")
     if outgoing.delay:
         wishes.append(("delay", f"{round(_seconds('delay', outgoing.delay) * 1000.0)}ms"))
     elif outgoing.deliver_at:

@@ -121,10 +121,18 @@ class QueueConfig(Section):
             del value["schema"]
         return value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_line(cls, value: object) -> object:
+        """A strict queue is one partition, whatever it is told, so that its configuration says so too."""
+        if isinstance(value, Mapping) and value.get("ordering") == "strict":
+            value = {**value, "partitions": 1}
+        return value
+
     def rules(self) -> Rules:
         """The same as plain numbers."""
         rules = Rules(self.name)
-        rules.partitions = 1 if self.ordering == "strict" else self.partitions
+        rules.partitions = self.partitions
         rules.ordering = ORDERINGS[self.ordering]
         rules.compacted = self.type == "compacted"
         rules.bindings = [binding.topic for binding in self.bindings]

@@ -70,7 +70,7 @@ function carries(node) {
     [
       ["Connections", count(node.connections)],
       ["Sessions", count(node.sessions)],
-      ["Subscriptions", count(node.subscriptions)],
+      ["Subscriptions to plain topics", count(node.subscriptions)],
       ["Retained messages", count(node.retained)],
       ["Queues", count(node.queues)],
       ["Messages in queues", count(node.messages)],
