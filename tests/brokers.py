@@ -21,8 +21,11 @@ STOP_SECONDS = 30.0
 
 
 def same_build() -> dict[str, str]:
-    """The environment in which a child process imports the very Sluice that this one has: compiled or interpreted."""
-    return {**os.environ, "PYTHONPATH": str(Path(sluice.__file__).parents[1])}
+    """The environment in which a child process imports the very Sluice that this one has, compiled or interpreted, and
+    writes lines as long as it likes."""
+    environ = {**os.environ, "PYTHONPATH": str(Path(sluice.__file__).parents[1])}
+    environ.pop("COLUMNS", None)
+    return environ
 
 
 class Broker:
