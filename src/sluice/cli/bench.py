@@ -49,7 +49,7 @@ def add_to(root: typer.Typer, panel: str) -> None:
 def bench(
     scenarios: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SCENARIO]...", help=f"Of {', '.join(NAMES)}; all unless named."),
+        typer.Argument(metavar="SCENARIO", help=f"Of {', '.join(NAMES)}; all unless named."),
     ] = None,
     url: Annotated[
         str | None,
