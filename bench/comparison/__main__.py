@@ -26,7 +26,7 @@ def main() -> None:
         "--harness", default=os.environ.get("HARNESS", ""), help="folder of the load harness ($HARNESS)"
     )
     told.add_argument("--rounds", type=int, default=4)
-    told.add_argument("--secs", type=float, default=1.5, help="of each run")
+    told.add_argument("--secs", type=float, default=1.0, help="of each run")
     told.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
     told.add_argument("--page", type=Path, default=ROOT / "docs/performance.md")
     told.add_argument("--raw", type=Path, help="write the raw lines to this file")

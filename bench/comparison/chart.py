@@ -24,7 +24,7 @@ svg { --ink: #1d2733; --soft: #66717e; --line: #dfe4ea; --paper: #ffffff; --more
 text { fill: var(--ink); }
 .soft { fill: var(--soft); }
 .title { font-size: 18px; font-weight: 600; }
-.head { font-weight: 600; }
+.head { font-weight: 600; paint-order: stroke; stroke: var(--paper); stroke-width: 5px; }
 .small { font-size: 11px; }
 .grid { stroke: var(--line); stroke-width: 1; }
 .one { stroke: var(--soft); stroke-width: 1.5; }
@@ -92,12 +92,20 @@ def draw(groups: Sequence[Group]) -> str:
 def _row(name: str, spread: Spread, y: float, place: Callable[[float], float]) -> Markup:
     kind = "more" if spread.median >= 1 else "less"
     low, middle, high = (place(value) for value in (spread.low, spread.median, spread.high))
+    beside = high + 10 if spread.median >= 1 else low - 10  # away from the line at 1
     return element(
         "g",
         element("text", name, x=LEFT - 16, y=y + 4, text_anchor="end", class_="soft"),
         element("line", x1=low, x2=high, y1=y, y2=y, class_=f"bar {kind}"),
         element("circle", element("title", f"{name}: {spread}"), cx=middle, cy=y, r=5, class_=kind),
-        element("text", _times(spread.median), x=high + 10, y=y + 4, class_=f"figure {kind}"),
+        element(
+            "text",
+            _times(spread.median),
+            x=beside,
+            y=y + 4,
+            text_anchor="start" if spread.median >= 1 else "end",
+            class_=f"figure {kind}",
+        ),
     )
 
 
