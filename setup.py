@@ -27,6 +27,8 @@ COMPILED = (
     "store/redis/composing.py",
     "store/redis/places.py",
     "bulk/columns.py",
+    "bench/tally.py",
+    "bench/traffic.py",
 )
 
 # Modules of those rooms that run once per connection or less, or lean on libraries that carry no types.

@@ -16,10 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.cli import app
+from sluice.markup import element
 from sluice.spark.faults import InvalidOption
 from sluice.spark.pipelines import queues, running, spans
 from sluice.spark.pipelines.report import charts, page, wording
-from sluice.spark.pipelines.report.markup import element
 from sluice.spark.pipelines.tables import open_table
 from tests.brokers import same_build
 

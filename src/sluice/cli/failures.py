@@ -5,7 +5,7 @@
     2  wrong command: an argument that makes no sense
     3  not found: no such queue, group or message
     4  not reachable: nobody answers at the address, or it is no Sluice
-    5  `doctor`, `verify` or `pipeline audit` found something wrong
+    5  `doctor`, `verify`, `bench` or `pipeline audit` found something wrong
 
 Never a traceback, and never a secret: what is told is composed here and in `api`, not taken from a library's own words.
 """

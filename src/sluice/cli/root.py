@@ -14,6 +14,7 @@ import typer
 from sluice import __version__
 from sluice.cli import (
     access,
+    bench,
     consume,
     diagnosis,
     dlq,
@@ -31,7 +32,7 @@ from sluice.cli.serving import build, serve
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 refused or failed, 2 wrong command, 3 not found, 4 not reachable, "
-    "5 doctor, verify or an audit found something wrong."
+    "5 doctor, verify, bench or an audit found something wrong."
 )
 
 # Rich tracebacks print local variables, and with them passwords.
@@ -69,7 +70,7 @@ app.command(rich_help_panel="Broker")(serve)
 _PARTS: Final = (
     ("Queues and groups", (queues, groups, ecq)),
     ("Messages", (publish, consume, worker, messages, dlq)),
-    ("What is going on", (diagnosis, top, nodes)),
+    ("What is going on", (diagnosis, top, nodes, bench)),
     ("Spark", (pipeline,)),
     ("Who may come in", (access,)),
 )

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
 
+from sluice.markup import Piece, element
 from sluice.spark.pipelines.report import charts, page, wording
-from sluice.spark.pipelines.report.markup import Piece, element
 from sluice.spark.pipelines.spans import choose_bucket, fill
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
+from sluice.markup import Piece, element
 from sluice.notation import parse_duration
 from sluice.spark.faults import InvalidOption
 from sluice.spark.pipelines.report import charts, page, wording
-from sluice.spark.pipelines.report.markup import Piece, element
 from sluice.spark.pipelines.spans import fill
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from sluice.spark.pipelines.report.markup import Markup, Piece, element
+from sluice.markup import Markup, Piece, element
 from sluice.spark.pipelines.report.wording import count, mark, moment, short, utc
 
 WIDTH: Final = 1040

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 
-from sluice.spark.pipelines.report.markup import Markup, Piece, element
+from sluice.markup import Markup, Piece, element
 from sluice.spark.pipelines.report.wording import moment
 
 

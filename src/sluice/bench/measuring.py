@@ -1,0 +1,102 @@
+"""What the kernel knows of processes and of the machine: CPU time and memory, from /proc."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+TICK: Final = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def process_tree(pid: int) -> list[int]:
+    """A process and all below it."""
+    found = [pid]
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            for child in children.read_text().split():
+                found += process_tree(int(child))
+        except OSError:
+            pass  # it has ended meanwhile
+    return found
+
+
+def cpu_of(pid: int) -> float:
+    """CPU seconds of a process and all below it, to the microsecond where the kernel counts so finely."""
+    return sum(_fine(each) or _coarse(each) for each in process_tree(pid))
+
+
+def _fine(pid: int) -> float:
+    """Of the threads that live."""
+    total = 0
+    for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        try:
+            total += int(thread.read_text().split()[0])
+        except (OSError, IndexError):
+            pass  # it has ended meanwhile, or there are no such counts
+    return total / 1e9
+
+
+def _coarse(pid: int) -> float:
+    """In ticks of the kernel's clock, mostly a hundredth of a second."""
+    try:
+        facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(facts[11]) + int(facts[12])) * TICK
+
+
+def memory_of(pid: int) -> int:
+    """Resident bytes of a process and all below it."""
+    pages = 0
+    for each in process_tree(pid):
+        try:
+            pages += int(Path(f"/proc/{each}/statm").read_text().split()[1])
+        except OSError:
+            continue
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Busy:
+    """CPU seconds of the whole machine since it started: spent by anybody, and taken away by the host."""
+
+    spent: float
+    stolen: float
+
+    @classmethod
+    def now(cls) -> Busy:
+        words = Path("/proc/stat").read_text().partition("\n")[0].split()
+        user, nice, system, _idle, _waiting, irq, softirq, stolen = (int(word) * TICK for word in words[1:9])
+        return cls(user + nice + system + irq + softirq, stolen)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One moment: what the broker and everybody have used so far. `broker` is None where it cannot be seen."""
+
+    at: float
+    broker: float | None
+    memory: int | None
+    machine: Busy
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What happened between two samples."""
+
+    seconds: float
+    broker: float | None
+    everybody: float
+    stolen: float
+
+    @classmethod
+    def between(cls, first: Sample, last: Sample) -> Spent:
+        known = first.broker is not None and last.broker is not None
+        return cls(
+            max(last.at - first.at, 1e-9),
+            (last.broker or 0.0) - (first.broker or 0.0) if known else None,
+            last.machine.spent - first.machine.spent,
+            last.machine.stolen - first.machine.stolen,
+        )

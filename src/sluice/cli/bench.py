@@ -1,0 +1,385 @@
+"""`sluice bench`: how fast this broker is on this machine, with a broker of its own or one that runs.
+
+Everything that is started or made for it is ended and removed, by Ctrl-C and SIGTERM too. Exit code 5: a message was
+lost, doubled, out of order or refused, and the figures are worth nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from sluice.cli.failures import NOT_REACHABLE, SOMETHING_WRONG, Failure, guarded, wrong_command
+from sluice.cli.options import Json
+from sluice.cli.output import BAD, FAINT, GOOD, WARN, Column, Output, facts, styled, table
+from sluice.cli.serving import build
+from sluice.cli.wording import size
+
+if TYPE_CHECKING:
+    from sluice.bench.machine import Disk, Machine
+    from sluice.bench.results import Result
+    from sluice.bench.scenarios import Size
+    from sluice.bench.target import Target
+
+NAMES: Final = (
+    *("pubsub", "queue", "strict", "fan-out", "compacted"),
+    *("backlog", "many-queues", "idle", "latency"),
+)
+LEAST_PAYLOAD: Final = 24
+
+
+def add_to(root: typer.Typer, panel: str) -> None:
+    root.command("bench", rich_help_panel=panel)(bench)
+
+
+def bench(
+    scenarios: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SCENARIO", help=f"Of {', '.join(NAMES)}; all unless named."),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Measure a running broker: mqtt://USER:PASSWORD@HOST:PORT, or mqtts://."
+        ),
+    ] = None,
+    pid: Annotated[
+        int | None,
+        typer.Option(min=1, help="Process of that broker, if it is on this machine: for its CPU and memory."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where our own broker keeps its data; the current directory unless given."
+        ),
+    ] = None,
+    durability: Annotated[
+        str, typer.Option(help="sync or interval: when a publish to a queue is answered.")
+    ] = "sync",
+    seconds: Annotated[
+        float, typer.Option(min=0.1, max=3600, help="How long each scenario is measured.")
+    ] = 5.0,
+    messages: Annotated[
+        int | None, typer.Option(min=1, help="Messages of each scenario, instead of a time.")
+    ] = None,
+    payload: Annotated[
+        int, typer.Option(min=LEAST_PAYLOAD, max=1 << 24, help="Bytes of each message.")
+    ] = 1000,
+    rate: Annotated[float, typer.Option(min=1, help="Messages per second of the scenario latency.")] = 1000.0,
+    connections: Annotated[int, typer.Option(min=1, help="Of the scenario idle.")] = 5000,
+    generators: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=64, help="Processes that make the load; by the number of cores unless given."
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A second each, and less of everything.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the results into this file, as SVG.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Measure the broker on this machine: messages per second and per CPU-second, latency, losses."""
+    with guarded("the benchmark"), _ended_by_sigterm():
+        chosen = _chosen(scenarios)
+        if durability not in ("sync", "interval"):
+            raise wrong_command(f"--durability {durability} is none", "Use sync or interval")
+        if url is not None and data is not None:
+            raise wrong_command(
+                "--data is for our own broker, and --url names another", "Leave one of them out"
+            )
+        if pid is not None and url is None:
+            raise wrong_command(
+                "--pid is the process of the broker that --url names", "Add --url, or leave it out"
+            )
+        if plot is not None and plot.suffix.lower() != ".svg":
+            raise wrong_command(f"{plot} cannot be drawn", "Name a file that ends in .svg")
+        from sluice.bench.conducting import Timing
+        from sluice.bench.scenarios import Size
+
+        wanted = Size(payload, Timing(seconds, messages=messages), rate=rate, connections=connections)
+        if quick:
+            timing = replace(wanted.timing, seconds=min(seconds, 1.0), warm_seconds=0.3)
+            wanted = replace(
+                wanted, timing=timing, backlog=20_000, queues=100, connections=min(connections, 500)
+            )
+        _Run(chosen, wanted, durability, generators, plot, Output(json)).carry_out(url, pid, data)
+
+
+def _chosen(scenarios: Sequence[str] | None) -> list[str]:
+    for name in scenarios or ():
+        if name not in NAMES:
+            raise wrong_command(f"there is no scenario {name!r}", f"Choose of {', '.join(NAMES)}")
+    return [name for name in NAMES if not scenarios or name in scenarios]
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """As by Ctrl-C, so that everything is tidied up."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Run:
+    def __init__(
+        self,
+        chosen: Sequence[str],
+        wanted: Size,
+        durability: str,
+        generators: int | None,
+        plot: Path | None,
+        output: Output,
+    ) -> None:
+        self._chosen = chosen
+        self._wanted = wanted
+        self._durability = durability
+        self._processes = generators or max(1, min(4, len(os.sched_getaffinity(0)) - 1))
+        self._plot = plot
+        self._output = output
+
+    def carry_out(self, url: str | None, pid: int | None, data: Path | None) -> None:
+        from sluice.bench.machine import look_at_disk, look_at_machine
+        from sluice.bench.results import disturbances
+        from sluice.bench.target import NotReachable, own_broker, scratch
+
+        machine = look_at_machine(build())
+        with ExitStack() as open_:
+            disk = None
+            brokers: Callable[[], AbstractContextManager[Target]]
+            if url is None:
+                folder = open_.enter_context(scratch(data))
+                disk = look_at_disk(folder)
+                brokers = partial(own_broker, folder, self._durability)  # a fresh one for each scenario
+            else:
+                brokers = partial(_left_running, _running(url, pid))
+            seen = url is None or pid is not None
+            warnings = [*machine.warnings, *_warnings_of(disk, seen)]
+            if not self._output.as_json:
+                self._output.show(_head(machine, disk, url, self._durability, self._processes))
+                for warning in warnings:
+                    self._output.show(Text.assemble(("! ", WARN), styled(warning, WARN)))
+            try:
+                run, results = self._measure(brokers)
+            except NotReachable as fault:
+                raise Failure(fault.what, fault.do, NOT_REACHABLE) from None
+        disturbed = disturbances(results)
+        document = {
+            "machine": asdict(machine),
+            "disk": None if disk is None else asdict(disk),
+            "durability": self._durability,
+            "broker": {"ours": url is None, "seen": seen},
+            "settings": {**asdict(self._wanted), "generators": self._processes},
+            "warnings": [*warnings, *disturbed],
+            "results": [{**asdict(result), "whole": result.is_whole} for result in results],
+        }
+        if self._output.as_json:
+            self._output.data(document)
+        else:
+            self._output.show("", _table(results, self._output.width), "")
+            self._tell_more(results, disturbed)
+        if url is not None:
+            self._output.note(
+                f"The queues bench/{run}/... stay in that broker, empty: `sluice queue list` shows them, "
+                "`sluice queue delete` removes them."
+            )
+        if self._plot is not None:
+            from sluice.bench.picture import draw
+
+            self._plot.write_text(draw(document), "utf-8")
+            self._output.note(f"Drawn into {self._plot}.")
+        if not all(result.is_whole for result in results):
+            raise Failure(
+                "messages were lost, doubled, out of order or refused: these figures are worth nothing",
+                "Repeat it; if it happens again, it is a fault of the broker, and worth a report",
+                SOMETHING_WRONG,
+            )
+
+    def _measure(self, brokers: Callable[[], AbstractContextManager[Target]]) -> tuple[int, list[Result]]:
+        from sluice.bench.scenarios import SCENARIOS, Bench
+
+        run = random.getrandbits(30)
+        results: list[Result] = []
+        with _progress() as progress:
+            whole = progress.add_task("", total=len(self._chosen), so_far="")
+            for name in self._chosen:
+                progress.update(whole, description=name, so_far="")
+
+                def tell(count: int) -> None:
+                    progress.update(whole, so_far=f"{count:,} messages")
+
+                with brokers() as target:
+                    one = Bench(target, self._wanted, self._durability, self._processes, tell, run)
+                    results += SCENARIOS[name](one)
+                progress.advance(whole)
+        return run, results
+
+    def _tell_more(self, results: Sequence[Result], disturbed: Sequence[str]) -> None:
+        lines: list[Text] = []
+        for result in results:
+            told = "; ".join((f"{result.scenario}: {result.what}", *_facts(result)))
+            lines.append(styled(told, FAINT))
+            lines += [Text.assemble(("  ! ", WARN), styled(warning, WARN)) for warning in result.warnings]
+        lines += [Text.assemble(("! ", WARN), styled(warning, WARN)) for warning in disturbed]
+        self._output.show(*lines)
+
+
+def _running(url: str, pid: int | None) -> Target:
+    from sluice.bench.target import Target, read_address
+
+    try:
+        return Target(read_address(url), pid)
+    except ValueError:
+        raise wrong_command(
+            "--url is not the MQTT address of a broker", "Write it as mqtt://127.0.0.1:1883"
+        ) from None
+
+
+@contextmanager
+def _left_running(target: Target) -> Iterator[Target]:
+    """Somebody else's broker: neither started nor stopped."""
+    yield target
+
+
+def _progress() -> Progress:
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TextColumn("{task.fields[so_far]}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def _warnings_of(disk: Disk | None, seen: bool) -> list[str]:
+    warnings = []
+    if disk is not None and disk.is_memory:
+        warnings.append(
+            f"the data is on {disk.filesystem}, which is memory: a sync costs nothing there. "
+            "Name a directory on a disk with --data"
+        )
+    if not seen:
+        warnings.append(
+            "CPU and memory of the broker cannot be seen: name its process with --pid, if it is here"
+        )
+    return warnings
+
+
+def _head(machine: Machine, disk: Disk | None, url: str | None, durability: str, processes: int) -> Table:
+    pairs: list[tuple[str, str]] = [
+        ("machine", f"{machine.cpu}, {machine.cores} cores, {size(machine.memory_bytes)}"),
+        ("system", f"{machine.kernel}, {machine.python}"),
+        ("sluice", f"{machine.sluice}, {machine.build}"),
+    ]
+    if disk is not None:
+        pairs.append(
+            (
+                "disk",
+                f"{disk.filesystem}; one fdatasync {disk.sync_median_ms:.2f} ms, "
+                f"p99 {disk.sync_p99_ms:.2f} ms, of {disk.syncs}",
+            )
+        )
+    pairs += [
+        ("durability", f"{durability}: {_PROMISE[durability]}"),
+        ("broker", "our own, a fresh one for each scenario" if url is None else url.rpartition("@")[2]),
+        ("generators", f"{processes} process{'es' if processes > 1 else ''}"),
+    ]
+    return facts(pairs)
+
+
+_PROMISE: Final = {
+    "sync": "a publish to a queue is answered after fdatasync",
+    "interval": "a publish to a queue is answered after the write, synced within 200 ms",
+}
+
+_COLUMNS: Final = (
+    Column("scenario"),
+    Column("msgs/s", number=True),
+    Column("per CPU-s", number=True),
+    Column("p50 ms", number=True),
+    Column("p99 ms", number=True),
+    Column("p99.9 ms", number=True),
+    Column("wrong", number=True),
+    Column("broker", number=True),
+    Column("load", number=True),
+)
+
+
+def _table(results: Sequence[Result], width: int) -> Table:
+    """`broker` and `load` are cores: what the broker used, and the busiest generator process."""
+    rows: list[list[str | Text]] = [
+        [
+            result.scenario,
+            styled(f"{result.per_second:,.0f}", "bold"),
+            _or_dash(result.per_cpu_second, "{:,.0f}"),
+            *(_milliseconds(result.latency_ms.get(name)) for name in ("p50", "p99", "p99.9")),
+            styled("0", GOOD) if result.is_whole else styled(_wrong(result), BAD),
+            _or_dash(result.broker_cores, "{:.0%}"),
+            f"{result.generator_cores:.0%}",
+        ]
+        for result in results
+    ]
+    return table(_COLUMNS, rows, width)
+
+
+def _wrong(result: Result) -> str:
+    counts = {
+        "lost": result.lost,
+        "doubled": result.doubled,
+        "out of order": result.disordered,
+        "refused": result.refused,
+    }
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _milliseconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value < 10 else f"{value:,.0f}"
+
+
+def _facts(result: Result) -> list[str]:
+    """What only this scenario tells, in words."""
+    said: list[str] = []
+    late: list[str] = []
+    for name, value in result.facts.items():
+        if name.startswith("memory_bytes_per_"):
+            said.append(f"{value:,.0f} bytes of memory per {name.rpartition('_')[2]}")
+        elif name.startswith("sent_late_ms_"):
+            late.append(f"{name.rpartition('_')[2]} {value:.2f} ms")
+        else:
+            said.append(f"{name.replace('_', ' ')}: {value:,.0f}")
+    if late:
+        said.append(f"the generator itself was late by {', '.join(late)}")
+    if result.facts and result.memory_bytes is not None and not late:
+        said.append(f"the broker has {size(result.memory_bytes)}")
+    return said
