@@ -216,7 +216,6 @@ class House:
                 f"the store in Redis needs packages that are not here: {missing.name}",
                 "Install sluice[redis]",
             ) from missing
-        engine.keeps_last_values = False  # its streams forget what every group has settled
         redis = self._settings.redis
         meaning = QueueMeaning(engine)
         store = RedisStore(

@@ -57,7 +57,8 @@ class Engine:
         codec: Codec | None = None,
     ) -> None:
         self.now: float = 0.0
-        self.keeps_last_values: bool = True  # whether the store can keep compacted queues
+        # What has left compacted queues, by partition, for a store that shows them; None where nobody asks.
+        self.gone: dict[int, list[int]] | None = None
         self.unavailable: str = ""  # why the store takes nothing: publishers are refused meanwhile
         self.alerts: list[dead_letters.Alert] = []
         self.warnings: list[str] = []  # for the log of whoever drives the engine

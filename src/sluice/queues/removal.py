@@ -84,6 +84,8 @@ def let_go_of(engine: Engine, partition: Partition, seq: i64) -> None:
     if address != GONE:
         engine.segments.drop(address, size)
         partition.queue.bytes -= size
+        if engine.gone is not None and partition.queue.rules.compacted:
+            engine.gone.setdefault(int(partition.pid), []).append(int(seq))
 
 
 def waits_for_nobody(partition: Partition) -> bool:

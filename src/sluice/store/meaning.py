@@ -69,7 +69,8 @@ class Retried(Change):
 
 
 class Removed(Change):
-    """Messages that are gone without a group's doing."""
+    """Messages that are gone without a group's doing, or that are to be seen no longer though older ones are kept: of a
+    compacted queue everything that has left it. A group may have had one in hand."""
 
     def __init__(self, pid: int, ranges: Ranges) -> None:
         self.pid = pid
@@ -101,12 +102,20 @@ class Meaning:
         return False
 
     def changes_of(self, notes: list[bytes]) -> list[Change]:
-        """What the notes of one frame change, in order."""
+        """What the notes of one frame change, in order, and what else has gone since the frame before it."""
         return []
 
     def first_live(self, pid: int) -> int:
         """Everything below this sequence is gone; -1 when that is not known."""
         return -1
+
+    def compacted(self) -> list[tuple[int, int]]:
+        """The partitions of compacted queues, and how many messages each holds."""
+        return []
+
+    def holds(self, pid: int, seq: int) -> bool:
+        """Whether a message is there."""
+        return False
 
     def needs(self, group: str, pid: int, seq: int) -> bool:
         """Whether a group has still to settle a message."""

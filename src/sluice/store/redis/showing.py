@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from sluice.store.meaning import Meaning, Standing
+from sluice.store.meaning import Meaning, Removed, Standing
 from sluice.store.redis.keys import Keys, fence_of, retries, retry, sequence_of
 from sluice.store.redis.link import Link, call
 from sluice.store.redis.options import Options
@@ -66,6 +66,11 @@ class Showing:
         self._write(plan)
         ask = partial(self._take_back, cells, 0)
         self._put(AskJob(ask, self._compared))
+        compacted = self._meaning.compacted() if self._in_parts else []
+        for pid, _ in compacted:
+            self._views.name(pid)
+        if compacted:  # on one Redis a message and the one that it replaced changed places in one step
+            self._put(AskJob(partial(self._look_through, compacted), self._remove_gone))
 
     def _restore(self, standing: Standing, plan: Plan) -> None:
         views = self._views
@@ -82,6 +87,14 @@ class Showing:
     def _compared(self, found: dict[_Cell, list[int]]) -> None:
         self._views.is_sure = True
         self._found(found)
+
+    def _remove_gone(self, found: dict[int, list[int]]) -> None:
+        plan = Plan()
+        for pid, seqs in found.items():
+            gone = [(seq, 1) for seq in seqs if not self._meaning.holds(pid, seq)]
+            if gone:
+                self._views.removed(Removed(pid, gone), plan)
+        self._write(plan)
 
     def _found(self, found: dict[_Cell, list[int]]) -> None:
         plan = Plan()
@@ -134,6 +147,20 @@ class Showing:
         words = (token, self._unit, now, self._options.mover_batch, group, OWNER)
         answer = link.ask([(base, call(MOVE, keys, *words))])[0]
         return [int(seq) for seq in answer]
+
+    def _look_through(self, compacted: list[tuple[int, int]], link: Link, token: int) -> dict[int, list[int]]:
+        """What is in the streams of compacted queues that hold more than they should: views that a crash cut off."""
+        found: dict[int, list[int]] = {}
+        bases = [self._places.base(pid) for pid, _ in compacted]
+        lengths = link.ask([(base, ["XLEN", base]) for base in bases])
+        for (pid, live), base, length in zip(compacted, bases, lengths):
+            start = "-" if int(length) > live else ""
+            while start:
+                entries = link.ask([(base, ["XRANGE", base, start, "+", "COUNT", _AT_ONCE])])[0]
+                seqs = [sequence_of(entry) for entry, _ in entries]
+                found.setdefault(pid, []).extend(seqs)
+                start = f"{seqs[-1] + 1}-0" if seqs else ""
+        return found
 
     def _take_back(self, cells: list[_Cell], idle: int, link: Link, token: int) -> dict[_Cell, list[int]]:
         """Claim what has been pending for so long; by group, portion by portion."""

@@ -178,7 +178,7 @@ class RedisStore:
         self._frame += 1
         plan = Plan(self._frame)
         self._name_partitions(parts)
-        gone = self._views.show(parts.notes, plan) if parts.notes else []
+        gone = self._views.show(parts.notes, plan)
         composer = self._composer
         composer.write_names(plan)
         facts = (plan, parts, self.next_frame(), len(frame), self._offset == 0, gone)

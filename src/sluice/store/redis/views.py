@@ -168,13 +168,31 @@ class Views:
                 self._forget((pid, change.group), base, steps)
             return change.pids
         if isinstance(change, Removed):
-            base = self._base(change.pid)
-            ids: list[Word] = []
-            for first, many in change.ranges:
-                ids += [entry_id(seq) for seq in range(first, first + many)]
-            plan.view(base).many("XDEL", base, [], ids)
+            self.removed(change, plan)
             return [change.pid]
         return []
+
+    def removed(self, change: Removed, plan: Plan) -> None:
+        base = self._base(change.pid)
+        steps = plan.view(base)
+        seqs: list[int] = []
+        for first, many in change.ranges:
+            seqs += range(first, first + many)
+        ids: list[Word] = [entry_id(seq) for seq in seqs]
+        steps.many("XDEL", base, [], ids)
+        for cell in [cell for cell in self._fresh if cell[0] == change.pid]:
+            pending = self.pending.get(cell, {})
+            waiting = self.waiting.get(cell, set())
+            if not self.is_sure:
+                steps.many("XACK", base, [cell[1]], ids)
+            elif pending:
+                held: list[Word] = [entry_id(seq) for seq in seqs if seq in pending]
+                steps.many("XACK", base, [cell[1]], held)
+            for seq in seqs:
+                pending.pop(seq, None)
+            if waiting:
+                self._end_waiting(steps, base, cell[1], [seq for seq in seqs if seq in waiting])
+                waiting.difference_update(seqs)
 
     def make_group(self, steps: Steps, base: str, pid: int, group: str, fresh: int) -> None:
         self._fresh[pid, group] = fresh
