@@ -105,6 +105,25 @@ async def test_publishers_are_refused_while_redis_has_no_memory_and_served_when_
         redis.stop()
 
 
+async def test_a_broker_that_stands_by_takes_the_store_when_its_owner_is_gone(
+    start_broker: StartBroker, redis_server: RedisProcess, tmp_path: Path
+) -> None:
+    config = CONFIG.format(prefix=tmp_path.name) + 'partitions = 3\nstandby = true\nrebalance = "100ms"\n'
+    owner = start_broker(config, ["--store", redis_server.url])
+    async with client_of(owner, "author") as client:
+        await client.publish("$queue/jobs", b"job", qos=1)
+    waiting = asyncio.create_task(asyncio.to_thread(start_broker, config, ["--store", redis_server.url]))
+    done, _ = await asyncio.wait([waiting], timeout=3)  # longer than the lease
+    assert not done, "there is an owner that lives"
+    owner.kill()
+    broker = await waiting
+    async with client_of(broker, "worker") as client:
+        assert await take(client, 1) == [b"job"]
+    async with httpx.AsyncClient(timeout=30) as http:
+        told = await http.get(f"http://{broker.facts['http']}/api/v1/queues/jobs")
+    assert len(told.json()["partitions"]) == 3, "as redis.partitions says"
+
+
 async def test_a_broker_whose_store_was_taken_ends_and_says_so(
     start_broker: StartBroker, redis_server: RedisProcess, tmp_path: Path
 ) -> None:

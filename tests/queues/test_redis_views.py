@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from sluice.errors import PartitionFull
 from sluice.queues.journal import NoteWriter
+from sluice.queues.rules import DROP_OLDEST
 from sluice.store.redis.aggregate import QueueSum, ask_redis
 from sluice.store.redis.keys import retry
 from sluice.store.redis.letters import fields_of
@@ -30,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def keeper(redis_server: RedisProcess, tmp_path: Path) -> RedisKeeper:
-    return RedisKeeper(redis_server, tmp_path.name)
+    return RedisKeeper(redis_server, tmp_path.name, max_length=4)  # which counts where the engine has one too
 
 
 @pytest.fixture
@@ -199,11 +201,63 @@ def test_redis_adds_up_a_queue_over_its_partitions(
     assert told.owner and told.frame > 0
     queue: QueueSum = told.queues["tasks"]
     assert (queue.partitions, queue.length) == (3, 9)
-    assert queue.counters == {"produced": 9, "acked": 2, "retried": 1, "dead": 0, "expired": 0, "purged": 0}
+    held = int(engine.ledger().delivered)
+    counted = {
+        "produced": 9,
+        "consumed": 3 + held,
+        "acked": 2,
+        "retried": 1,
+        "dead": 0,
+        "expired": 0,
+        "purged": 0,
+    }
+    assert queue.counters == counted
     late, workers = queue.groups["late"], queue.groups["workers"]
     assert (late.lag, late.pending) == (9, 0)
     assert workers.retrying == 1 and workers.pending == int(engine.ledger().delivered)
     assert workers.lag == 9 - 3 - workers.pending
+
+
+def test_a_stream_that_is_long_enough_loses_its_oldest_messages_and_the_books_know(
+    make: MakeEngine, client: Any
+) -> None:
+    engine = make(overflow=DROP_OLDEST)
+    engine.engine.max_length = 4
+    engine.group("workers")
+    for number in range(10):
+        engine.publish(b"%d" % number)
+    assert client.xlen(base_of(engine)) == 4
+    assert engine.ledger().purged == 6
+    engine.crash_and_restart()
+    assert engine.worker().ack_all() == [b"6", b"7", b"8", b"9"]
+
+
+def test_a_stream_that_is_long_enough_refuses_where_its_queue_says_so(
+    engine: EngineUnderTest, client: Any
+) -> None:
+    engine.engine.max_length = 4
+    worker = engine.worker(prefetch=2)
+    for number in range(4):
+        engine.publish(b"%d" % number)
+    with pytest.raises(PartitionFull, match="may hold 4"):
+        engine.publish(b"4")
+    for delivery in worker.lease_all():
+        worker.ack(delivery)
+    engine.publish(b"4")
+    assert client.xlen(base_of(engine)) <= 4
+
+
+def test_what_is_kept_for_its_retention_goes_before_anything_is_refused(
+    make: MakeEngine, client: Any
+) -> None:
+    engine = make(retention=3600.0)
+    engine.engine.max_length = 4
+    worker = engine.worker()
+    for number in range(10):
+        engine.publish(b"%d" % number)
+        assert worker.ack_all() == [b"%d" % number]
+    assert client.xlen(base_of(engine)) == 4
+    assert engine.worker(group="late").ack_all() == [b"6", b"7", b"8", b"9"]
 
 
 def test_a_note_that_is_not_known_changes_nothing_and_is_kept(engine: EngineUnderTest) -> None:

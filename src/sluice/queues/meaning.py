@@ -74,6 +74,10 @@ class QueueMeaning(Meaning):
         partition = self._engine.partitions.get(pid)
         return -1 if partition is None else int(partition.first_live(0))
 
+    def length(self, pid: int) -> int:
+        partition = self._engine.partitions.get(pid)
+        return 0 if partition is None else int(partition.next - partition.first_live(0))
+
     def compacted(self) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
         for queue in self._engine.queues.values():
@@ -191,6 +195,7 @@ class QueueMeaning(Meaning):
     def _stand(self, group: Group, found: list[Standing]) -> None:
         for cursor in group.cursors:
             standing = Standing(group.name, int(cursor.partition.pid), int(cursor.fresh))
+            standing.delivered = int(cursor.delivered)
             for seq, lease in cursor.leases.items():
                 if lease.state == LEASED:
                     standing.held[seq] = lease.holder

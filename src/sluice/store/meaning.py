@@ -84,6 +84,7 @@ class Standing:
         self.group = group
         self.pid = pid
         self.fresh = fresh  # the first sequence that was not offered yet
+        self.delivered = 0  # how many deliveries there were since the start
         self.held: dict[int, str] = {}  # deliveries under way: who has them
         self.attempts: dict[int, int] = {}  # of those of them that are not the first
         self.waiting: dict[int, Retried] = {}  # deliveries that wait for their retry
@@ -108,6 +109,10 @@ class Meaning:
     def first_live(self, pid: int) -> int:
         """Everything below this sequence is gone; -1 when that is not known."""
         return -1
+
+    def length(self, pid: int) -> int:
+        """From the first message that lives to the last one: so long a stream may have to be."""
+        return 0
 
     def compacted(self) -> list[tuple[int, int]]:
         """The partitions of compacted queues, and how many messages each holds."""

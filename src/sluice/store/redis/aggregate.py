@@ -15,7 +15,7 @@ from sluice.store.redis.keys import Keys, counters, partition_name, retry
 from sluice.store.redis.link import Link, Server
 from sluice.store.redis.options import Options
 
-COUNTED = ("produced", "acked", "retried", "dead", "expired", "purged")
+COUNTED = ("produced", "consumed", "acked", "retried", "dead", "expired", "purged")
 
 
 @dataclass

@@ -133,7 +133,12 @@ class RedisStore:
         self._composer = Composer(self._keys, self._index, self._places, self._meaning, server.is_cluster)
         self._scribe = ClusterScribe(self._keys) if server.is_cluster else SingleScribe(self._keys)
         self._views = Views(
-            self._keys, self._places, self._meaning, self._options.batch, server.version >= COUNTS_READS
+            self._keys,
+            self._places,
+            self._meaning,
+            self._options.batch,
+            server.version >= COUNTS_READS,
+            self._options.max_length,
         )
         self._writer = Writer(
             server.link(),

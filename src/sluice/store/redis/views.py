@@ -34,18 +34,28 @@ _Cell = tuple[int, str]  # a partition and a group
 class Views:
     """`counts_reads`: Redis takes the number of entries read (7.0 and later), from which it tells a group's lag."""
 
-    def __init__(self, keys: Keys, places: Places, meaning: Meaning, batch: int, counts_reads: bool) -> None:
+    def __init__(
+        self,
+        keys: Keys,
+        places: Places,
+        meaning: Meaning,
+        batch: int,
+        counts_reads: bool,
+        max_length: int = 0,
+    ) -> None:
         self._keys = keys
         self._places = places
         self._meaning = meaning
         self._batch = batch
         self._counts_reads = counts_reads
+        self._max_length = max_length
         self.pending: dict[_Cell, dict[int, str]] = {}  # who has what, as Redis knows it
         self.waiting: dict[_Cell, set[int]] = {}  # what waits for its retry, as Redis knows it
         self.is_sure = (
             False  # until it was compared with Redis after a start, what is pending there is not known
         )
         self._fresh: dict[_Cell, int] = {}
+        self._consumed: dict[_Cell, int] = {}
         self._trimmed: dict[int, int] = {}
 
     # ---- frames
@@ -131,6 +141,7 @@ class Views:
             steps = plan.view(base)
             for cell in [cell for cell in self._fresh if cell[0] == pid]:
                 self._forget(cell, base, steps)
+                self._consumed.pop(cell, None)
             # The fence stays for a while: a late copy of an earlier write must not bring the stream back.
             for key in (base, again(base), counters(base)):
                 steps.command("UNLINK", key)
@@ -166,6 +177,7 @@ class Views:
                 steps = plan.view(base)
                 steps.try_command(base, "XGROUP", "DESTROY", base, change.group)
                 self._forget((pid, change.group), base, steps)
+                self._consumed.pop((pid, change.group), None)
             return change.pids
         if isinstance(change, Removed):
             self.removed(change, plan)
@@ -202,12 +214,17 @@ class Views:
         steps.try_command(base, *words)
 
     def trim(self, pid: int, plan: Plan) -> None:
-        """Let go of everything below the first message that lives."""
+        """Let go of everything below the first message that lives. Where a length is set and reached, Redis is told
+        the length: the engine has let go of what is beyond it, and what a stranger put in front goes too."""
         first = self._meaning.first_live(pid)
         if first > self._trimmed.get(pid, 0):
             self._trimmed[pid] = first
             base = self._base(pid)
-            plan.view(base).command("XTRIM", base, "MINID", f"{first}-0")
+            length = self._meaning.length(pid) if self._max_length else 0
+            if length and length >= self._max_length:
+                plan.view(base).command("XTRIM", base, "MAXLEN", length)
+            else:
+                plan.view(base).command("XTRIM", base, "MINID", f"{first}-0")
 
     # ---- deliveries
 
@@ -230,9 +247,14 @@ class Views:
                     ended.append(seq)
         base = self._base(standing.pid)
         moved = self._fresh.get(cell) != standing.fresh
-        if not by_holder and not moved:
+        seen = self._consumed.get(cell, 0)
+        consumed = standing.delivered - seen if standing.delivered >= seen else standing.delivered
+        if not by_holder and not moved and not consumed:
             return
         steps = plan.view(base)
+        if consumed:
+            self._consumed[cell] = standing.delivered
+            steps.command("HINCRBY", counters(base), "consumed", consumed)
         if moved:
             self._fresh[cell] = standing.fresh
             words: list[Word] = ["XGROUP", "SETID", base, standing.group, _before(standing.fresh)]
