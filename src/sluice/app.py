@@ -28,6 +28,7 @@ from sluice.access.identity import Keyring
 from sluice.access.start import access_for
 from sluice.admin.desk import Desk
 from sluice.admin.service import AdminService
+from sluice.admin.storing import StoreDesk
 from sluice.alerts import AlertSender
 from sluice.broker.admin_topics import AdminTopics
 from sluice.broker.broker import Broker
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from sluice.admin.grpc.server import GrpcTls
     from sluice.admin.thread import AdminThread, OpenDoor
     from sluice.queues.meaning import QueueMeaning
+    from sluice.store.redis.aggregate import StoreSum
     from sluice.store.redis.store import RedisStore
 
 log = logging.getLogger(__name__)
@@ -221,7 +223,10 @@ class House:
         router.retained.forgotten = router.keeper.drop_retained
         store = hide_secrets(self._settings.store)
         direct = self._settings.store == "embedded"
-        self._admin = AdminService(engine, runner, door, broker, store, how_built(), direct=direct)
+        told = StoreDesk(store, runner.segment_sizes, self.fault, self._ask_redis if self._redis else None)
+        self._admin = AdminService(
+            engine, runner, door, broker, store, how_built(), direct=direct, store=told
+        )
 
     def _check_owners(self, door: EcqDoor) -> None:
         """From time to time, whether every owner that is subscribed is also served."""
@@ -283,6 +288,13 @@ class House:
         self._on_opened = partial(self._show, store, meaning, redis.poll)
         return store
 
+    async def _ask_redis(self) -> StoreSum:
+        """What Redis shows of the queues, to anybody who asks."""
+        from sluice.store.redis.aggregate import ask_redis
+
+        redis = self._settings.redis
+        return await asyncio.to_thread(ask_redis, self._settings.store, redis.prefix, redis.answer_timeout)
+
     def _show(self, store: RedisStore, meaning: QueueMeaning, poll: float) -> None:
         """The queues are back: show them to those who look into Redis, from now on."""
         meaning.learn()
@@ -319,6 +331,7 @@ class House:
         self._unavailable = hide_secrets(reason)
         assert self._runner is not None
         self._runner.engine.unavailable = self._unavailable
+        self._broker.router.stalled(self._unavailable)
 
     def _failed(self, fault: Exception) -> None:
         """The disk has failed us: nothing more is acknowledged, and a restart recovers what was."""

@@ -24,6 +24,7 @@ from sluice.cli import (
     pipeline,
     publish,
     queues,
+    stores,
     top,
     worker,
 )
@@ -69,7 +70,7 @@ app.command(rich_help_panel="Broker")(serve)
 _PARTS: Final = (
     ("Queues and groups", (queues, groups, ecq)),
     ("Messages", (publish, consume, worker, messages, dlq)),
-    ("What is going on", (diagnosis, top, nodes)),
+    ("What is going on", (diagnosis, top, nodes, stores)),
     ("Spark", (pipeline,)),
     ("Who may come in", (access,)),
 )

@@ -50,6 +50,7 @@ class Showing:
         self._unit = PART_UNIT if in_parts else 1
         self._put = put
         self._moves_under_way = 0
+        self._looks_under_way = 0  # a Redis that is behind is not given more: the next look sees all the same
         self._next_move = 0.0
         self._next_scan = 0.0
 
@@ -88,6 +89,10 @@ class Showing:
         self._views.is_sure = True
         self._found(found)
 
+    def _claimed(self, found: dict[_Cell, list[int]]) -> None:
+        self._looks_under_way -= 1
+        self._found(found)
+
     def _remove_gone(self, found: dict[int, list[int]]) -> None:
         plan = Plan()
         for pid, seqs in found.items():
@@ -104,7 +109,7 @@ class Showing:
 
     def look(self, now: float) -> None:
         """Called every `poll_seconds`; `now` is seconds since 1970."""
-        if not self._views.is_sure:
+        if not self._views.is_sure or self._looks_under_way:
             return
         plan = Plan()
         for standing in self._meaning.groups(False):
@@ -116,7 +121,8 @@ class Showing:
             self._next_scan = now + self._options.pending_scan_seconds
             cells = list(self._views.pending)
             ask = partial(self._take_back, cells, int(self._options.claim_idle_seconds * 1000))
-            self._put(AskJob(ask, self._found))
+            self._looks_under_way += 1
+            self._put(AskJob(ask, self._claimed))
         if now >= self._next_move and self._moves_under_way == 0:
             self._next_move = now + self._options.mover_seconds
             self._move(now)
@@ -133,7 +139,11 @@ class Showing:
 
     def _write(self, plan: Plan) -> None:
         if plan.views:
-            self._put(WriteJob(self._scribe, lambda: plan, _nothing))
+            self._looks_under_way += 1
+            self._put(WriteJob(self._scribe, lambda: plan, self._written))
+
+    def _written(self) -> None:
+        self._looks_under_way -= 1
 
     # -- in the writer's thread
 
@@ -178,7 +188,3 @@ class Showing:
                 if answer[0] != b"0-0":
                     todo.append((cell, answer[0]))
         return found
-
-
-def _nothing() -> None:
-    """Nobody waits for a view."""
