@@ -26,6 +26,9 @@ COMPILED = (
     "store/redis/bodies.py",
     "store/redis/composing.py",
     "store/redis/places.py",
+    "store/redis/keys.py",
+    "store/redis/plan.py",
+    "store/redis/views.py",
     "bulk/columns.py",
 )
 

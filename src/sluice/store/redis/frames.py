@@ -41,6 +41,7 @@ class Piece:
 class Parts:
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
+        self.counts: dict[int, int] = {}  # messages by partition
         self.notes: list[bytes] = []  # bodies, in order
         self.log: bytes = b""
 
@@ -58,10 +59,11 @@ def take_frame_apart(frame: bytes, count: i64) -> Parts:
             kept = _start_of(frame, at, size)
             write_i16_le(log, i16(kept))
             log.write(frame[at : at + (size if kept == _WHOLE else HEADER_BYTES + kept)])
-            pid: i64 = i64(read_i32_le(frame, at + 12)) & 0xFFFF_FFFF
+            pid = int(i64(read_i32_le(frame, at + 12)) & 0xFFFF_FFFF)
+            parts.counts[pid] = parts.counts.get(pid, 0) + 1
             parts.pieces.append(
                 Piece(
-                    int(pid),
+                    pid,
                     int(read_i64_le(frame, at + 16)),
                     int(at),
                     frame[at : at + size],

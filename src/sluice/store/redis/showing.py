@@ -23,7 +23,7 @@ from sluice.store.redis.views import OWNER, Views
 from sluice.store.redis.writer import AskJob, Job, WriteJob
 
 _Cell = tuple[int, str]
-_AT_ONCE = 500  # groups in partitions whose views are made true by one script
+_AT_ONCE = 500  # partitions whose views one script changes
 
 
 class Showing:
@@ -61,7 +61,7 @@ class Showing:
         for standing in self._meaning.groups(True):
             self._restore(standing, plan)
             cells.append((standing.pid, standing.group))
-            if len(cells) % _AT_ONCE == 0:  # Redis does nothing else while it runs a script
+            if len(cells) % _AT_ONCE == 0:
                 self._write(plan)
                 plan = Plan()
         self._write(plan)
@@ -114,6 +114,7 @@ class Showing:
         plan = Plan()
         for standing in self._meaning.groups(False):
             self._views.follow(standing, plan)
+        self._views.tell_gathered(plan)
         if now >= self._next_scan:
             self._views.refresh(plan)
         self._write(plan)
@@ -138,9 +139,13 @@ class Showing:
         self._views.moved(cell, seqs)
 
     def _write(self, plan: Plan) -> None:
-        if plan.views:
+        """In portions: Redis does nothing else while it runs a script, and no view depends on another."""
+        bases = list(plan.views)
+        for start in range(0, len(bases), _AT_ONCE):
+            portion = Plan()
+            portion.views = {base: plan.views[base] for base in bases[start : start + _AT_ONCE]}
             self._looks_under_way += 1
-            self._put(WriteJob(self._scribe, lambda: plan, self._written))
+            self._put(WriteJob(self._scribe, partial(_given, portion), self._written))
 
     def _written(self) -> None:
         self._looks_under_way -= 1
@@ -188,3 +193,8 @@ class Showing:
                 if answer[0] != b"0-0":
                     todo.append((cell, answer[0]))
         return found
+
+
+def _given(plan: Plan) -> Plan:
+    """It is made already."""
+    return plan

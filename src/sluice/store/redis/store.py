@@ -182,7 +182,7 @@ class RedisStore:
         parts = take_frame_apart(frame, count)
         self._frame += 1
         plan = Plan(self._frame)
-        self._name_partitions(parts)
+        self._take_in(parts)
         gone = self._views.show(parts.notes, plan)
         composer = self._composer
         composer.write_names(plan)
@@ -193,12 +193,10 @@ class RedisStore:
         self._sizes[self._segment] = self._offset
         self._roll_if_full()
 
-    def _name_partitions(self, parts: Parts) -> None:
-        last = -1
-        for piece in parts.pieces:
-            if piece.pid != last:
-                last = piece.pid
-                self._views.name(last)
+    def _take_in(self, parts: Parts) -> None:
+        for pid, count in parts.counts.items():
+            self._views.name(pid)
+            self._views.count(pid, "produced", count)
 
     def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
         if self._reader is None:

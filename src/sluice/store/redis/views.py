@@ -2,7 +2,8 @@
 
 Everything here is made from what the log says, and goes with the frame it belongs to. What is pending is known to this
 object too, so that a settlement says no more than it must: a message that was delivered and settled before the next
-look at deliveries never was in a pending list, and needs not be taken out of it.
+look at deliveries never was in a pending list, and needs not be taken out of it. What nobody misses for half a second,
+counters and the trimming of streams, is gathered and told with the next look: at a high rate that is most of the work.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class Views:
         self._fresh: dict[_Cell, int] = {}
         self._consumed: dict[_Cell, int] = {}
         self._trimmed: dict[int, int] = {}
+        self._untrimmed: set[int] = set()
+        self._uncounted: dict[int, dict[str, int]] = {}
 
     # ---- frames
 
@@ -75,9 +78,30 @@ class Views:
                 self._queue_gone(change, plan)
             else:
                 touched.update(self._other(change, plan))
-        for pid in touched.difference(gone):
-            self.trim(pid, plan)
+        self._untrimmed.update(touched)
+        self._untrimmed.difference_update(gone)
+        if self._max_length:  # a promise, not a habit
+            for pid in touched.difference(gone):
+                self.trim(pid, plan)
         return gone
+
+    def count(self, pid: int, what: str, by: int) -> None:
+        counted = self._uncounted.get(pid)
+        if counted is None:
+            counted = self._uncounted[pid] = {}
+        counted[what] = counted.get(what, 0) + by
+
+    def tell_gathered(self, plan: Plan) -> None:
+        """What frames have left for the next look."""
+        for pid, counted in self._uncounted.items():
+            base = self._base(pid)
+            steps = plan.view(base)
+            for what, by in counted.items():
+                steps.command("HINCRBY", counters(base), what, by)
+        self._uncounted.clear()
+        for pid in self._untrimmed:
+            self.trim(pid, plan)
+        self._untrimmed.clear()
 
     def name(self, pid: int) -> None:
         if not self._places.knows(pid):
@@ -89,8 +113,6 @@ class Views:
 
     def _settled(self, change: Settled, plan: Plan) -> None:
         cell = (change.pid, change.group)
-        base = self._base(change.pid)
-        steps = plan.view(base)
         pending = self.pending.get(cell)
         waiting = self.waiting.get(cell)
         count = 0
@@ -108,9 +130,12 @@ class Views:
                     if waiting is not None and was_waiting:
                         waiting.discard(seq)
                         ended.append(seq)
-        steps.many("XACK", base, [change.group], acked)
-        self._end_waiting(steps, base, change.group, ended)
-        steps.command("HINCRBY", counters(base), change.how, count)
+        self.count(change.pid, change.how, count)
+        if acked:
+            base = self._base(change.pid)
+            steps = plan.view(base)
+            steps.many("XACK", base, [change.group], acked)
+            self._end_waiting(steps, base, change.group, ended)
 
     def _end_waiting(self, steps: Steps, base: str, group: str, seqs: list[Word]) -> None:
         steps.many("ZREM", retry(base, group), [], seqs)
@@ -124,7 +149,7 @@ class Views:
         self.pending.get(cell, {}).pop(change.seq, None)
         steps.command("XACK", base, change.group, entry_id(change.seq))
         self.schedule(steps, base, change)
-        steps.command("HINCRBY", counters(base), "retried", 1)
+        self.count(change.pid, "retried", 1)
 
     def schedule(self, steps: Steps, base: str, change: Retried) -> None:
         self.waiting.setdefault((change.pid, change.group), set()).add(change.seq)
@@ -147,6 +172,7 @@ class Views:
                 steps.command("UNLINK", key)
             steps.command("EXPIRE", fence_of(base), 86400)
             self._trimmed.pop(pid, None)
+            self._uncounted.pop(pid, None)
 
     def _forget(self, cell: _Cell, base: str, steps: Steps) -> None:
         self.pending.pop(cell, None)
@@ -249,12 +275,12 @@ class Views:
         moved = self._fresh.get(cell) != standing.fresh
         seen = self._consumed.get(cell, 0)
         consumed = standing.delivered - seen if standing.delivered >= seen else standing.delivered
-        if not by_holder and not moved and not consumed:
-            return
-        steps = plan.view(base)
         if consumed:
             self._consumed[cell] = standing.delivered
-            steps.command("HINCRBY", counters(base), "consumed", consumed)
+            self.count(standing.pid, "consumed", consumed)
+        if not by_holder and not moved:
+            return
+        steps = plan.view(base)
         if moved:
             self._fresh[cell] = standing.fresh
             words: list[Word] = ["XGROUP", "SETID", base, standing.group, _before(standing.fresh)]
