@@ -277,9 +277,7 @@ class StoreGroup(Shown):
     name: str
     pending: int = Field(description="deliveries under way, as XPENDING shows them")
     consumers: int
-    lag: int = Field(
-        description="messages that were not delivered yet; 0 where Redis does not tell (before 7.0)"
-    )
+    lag: int = Field(description="messages that were not delivered yet")
     retrying: int = Field(description="deliveries that wait for their retry")
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sluice.store.redis.health import advice
-from sluice.store.redis.keys import Keys, counters, queue_of, retry
+from sluice.store.redis.keys import Keys, counters, queue_of, retry, sequence_of
 from sluice.store.redis.link import Command, Link, Server
 from sluice.store.redis.options import Options
 
@@ -106,6 +106,7 @@ def _add_partitions(link: Link, partitions: list[tuple[str, QueueSum]]) -> None:
         if is_there:
             streams.append((base, queue))
     waiting: list[tuple[str, GroupSum, str]] = []
+    untold: list[tuple[str, GroupSum, int]] = []  # lags that Redis does not tell: see `_add_lags`
     for (base, queue), groups in zip(
         streams, link.ask([(base, ["XINFO", "GROUPS", base]) for base, _ in streams])
     ):
@@ -115,12 +116,27 @@ def _add_partitions(link: Link, partitions: list[tuple[str, QueueSum]]) -> None:
             group = queue.groups.setdefault(name, GroupSum())
             group.pending += int(facts[b"pending"])
             group.consumers += int(facts[b"consumers"])
-            group.lag += int(facts.get(b"lag") or 0)
+            if facts.get(b"lag") is None:
+                last = facts[b"last-delivered-id"]
+                untold.append((base, group, -1 if last == b"0-0" else sequence_of(last)))
+            else:
+                group.lag += int(facts[b"lag"])
             waiting.append((base, group, name))
     for (_, group, _), count in zip(
         waiting, link.ask([(base, ["ZCARD", retry(base, name)]) for base, _, name in waiting])
     ):
         group.retrying += int(count)
+    _add_lags(link, untold)
+
+
+def _add_lags(link: Link, untold: list[tuple[str, GroupSum, int]]) -> None:
+    """Redis before 7.0 knows no lag, and a later one none where entries were taken out of the middle. Ids are
+    sequences, so it is at most the distance from the last one delivered to the last one there is."""
+    told = link.ask([(base, ["XINFO", "STREAM", base]) for base, _, _ in untold])
+    for (_, group, delivered), stream in zip(untold, told):
+        facts: dict[bytes, Any] = dict(zip(stream[::2], stream[1::2]))
+        if facts[b"length"]:
+            group.lag += max(0, sequence_of(facts[b"last-generated-id"]) - delivered)
 
 
 def main() -> None:
