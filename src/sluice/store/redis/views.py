@@ -223,8 +223,8 @@ class Views:
             waiting = self.waiting.get(cell, set())
             if not self.is_sure:
                 steps.many("XACK", base, [cell[1]], ids)
-            elif pending:
-                held: list[Word] = [entry_id(seq) for seq in seqs if seq in pending]
+            elif pending or waiting:  # one that waits may have become due, and pending, a moment ago
+                held: list[Word] = [entry_id(seq) for seq in seqs if seq in pending or seq in waiting]
                 steps.many("XACK", base, [cell[1]], held)
             for seq in seqs:
                 pending.pop(seq, None)
