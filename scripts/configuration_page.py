@@ -58,6 +58,11 @@ SERVER: dict[str, str] = {
     "redis.claim_batch": "how many one command takes back",
     "redis.mover_interval": "between looks for retries that are due",
     "redis.mover_batch": "how many one script moves",
+    "redis.partitions": "how many partitions a new queue gets that does not say",
+    "redis.max_length": "how many entries a stream may have; at that length its queue's `limits.overflow` counts; 0: "
+    "no limit besides the queue's own",
+    "redis.standby": "wait for a store that has an owner, however long, instead of giving up",
+    "redis.rebalance": "how often one that stands by looks whether the store is free",
     "auth.allow_anonymous": "who may connect without a name: everybody, nobody, or (not set) everybody on loopback, "
     "as long as there are no users. Not set and a listener beyond loopback: the start is refused",
     "auth.users": "file of users, made by `sluice user add`; see [security.md](security.md)",

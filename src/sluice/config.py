@@ -157,6 +157,10 @@ class RedisSettings(Section):
     claim_batch: Annotated[int, number(1, 10_000)] = 100  # and how many one command takes back
     mover_interval: Annotated[Seconds, lasting(0.01, 3600)] = 1.0  # between looks for retries that are due
     mover_batch: Annotated[int, number(1, 10_000)] = 100  # and how many one script moves
+    partitions: Annotated[int, number(1, 4096)] = 10  # of a queue whose configuration does not say how many
+    max_length: Annotated[int, number(0, 2**53)] = 0  # of one stream; 0: as its queue says
+    standby: bool = False  # wait for a store that has an owner, however long, instead of giving up
+    rebalance: Annotated[Seconds, lasting(0.1, 3600)] = 5.0  # between looks whether it is free
 
 
 class WebhookSettings(Section):

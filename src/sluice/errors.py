@@ -164,6 +164,18 @@ class QueueFull(QueueError):
         )
 
 
+class PartitionFull(QueueFull):
+    """Of a store that limits how long a partition may be, whatever the depth of its queue."""
+
+    def __init__(self, name: str, number: int, length: int) -> None:
+        QueueError.__init__(
+            self,
+            f"partition {number} of queue {name!r} is full: its stream may hold {length} messages, and the first of "
+            "them is not settled",
+            "Add consumers, raise redis.max_length, or set limits.overflow",
+        )
+
+
 class MessageTooLarge(QueueError):
     def __init__(self, name: str, size: int, limit: int) -> None:
         super().__init__(

@@ -1,7 +1,8 @@
-"""A real broker and the bulk door over a socket, on both stores; each test has queues of its own."""
+"""A real broker and the bulk door over a socket, on every store; each test has queues of its own."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from typing import Any
@@ -20,6 +21,7 @@ CONFIG = """
 max_batch_bytes = 4_000_000
 max_stage_bytes = 10_000_000
 """
+STORES = ["embedded", "memory", *(["redis"] if os.environ.get("SLUICE_EXPECT") != "interpreted" else [])]
 _names = count(1)
 
 
@@ -111,9 +113,14 @@ class BulkHouse:
             await worker.settle("reject", await worker.next(), description="no good")
 
 
-@pytest.fixture(scope="module", params=["embedded", "memory"])
+@pytest.fixture(scope="module", params=STORES)
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    broker = Broker(tmp_path_factory.mktemp("broker"), CONFIG, ["--store", request.param], {})
+    folder = tmp_path_factory.mktemp("broker")
+    config, store = CONFIG, request.param
+    if store == "redis":
+        config += f'[redis]\nprefix = "{folder.name}"\n'
+        store = request.getfixturevalue("redis_server").url
+    broker = Broker(folder, config, ["--store", store], {})
     yield broker
     broker.stop()
 

@@ -101,6 +101,8 @@ def check_views(
             assert living <= entries | again, f"{base} lacks {living - entries}"
             first = min(living, default=int(partition.next))
             assert all(seq >= first for seq in entries), f"{base} keeps what is gone below {first}"
+            if queue.rules.compacted:
+                assert entries <= living, f"{base} keeps {entries - living}, which were replaced"
             groups = client.xinfo_groups(base) if client.exists(base) else []
             assert sorted(one["name"].decode() for one in groups) == sorted(queue.groups)
             for cursor in partition.cursors:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
@@ -12,13 +11,7 @@ from sluice.message import Message
 from sluice.queues.config import read_config
 from sluice.queues.rules import ANY_ORDER, DROP_OLDEST, PER_KEY, STRICT
 from tests.queues.conftest import MakeEngine
-from tests.queues.kit import EmbeddedKeeper, EngineUnderTest, Keeper, MemoryKeeper
-
-
-@pytest.fixture(params=["memory", "embedded"])
-def keeper(request: pytest.FixtureRequest, tmp_path: Path) -> Keeper:
-    """The stores that can: see `test_a_store_that_cannot_keep_last_values_says_so`."""
-    return MemoryKeeper() if request.param == "memory" else EmbeddedKeeper(tmp_path / "store")
+from tests.queues.kit import EngineUnderTest
 
 
 @pytest.fixture
@@ -41,13 +34,14 @@ def test_a_group_that_comes_late_gets_the_last_message_of_each_key(compacted: En
     assert compacted.depth() == 2
 
 
-def test_a_store_that_cannot_keep_last_values_says_so(make: MakeEngine) -> None:
-    engine = make()
-    engine.engine.keeps_last_values = False
-    config = read_config({"type": "compacted"}, "prices")
-    with pytest.raises(InvalidQueueConfig, match="compacted"):
-        engine.engine.create(config.rules(), config.text())
-    assert "prices" not in engine.engine.queues
+def test_a_key_of_any_length_is_known_again_after_a_crash(compacted: EngineUnderTest) -> None:
+    for size in (10, 40_000):
+        for value in (b"1", b"2"):
+            compacted.publish(value, key=b"k" * size)
+    compacted.crash_and_restart()
+    assert compacted.depth() == 2
+    compacted.publish(b"3", key=b"k" * 40_000)
+    assert compacted.worker().ack_all() == [b"2", b"3"]
 
 
 def test_each_group_has_its_own_place(compacted: EngineUnderTest) -> None:

@@ -62,6 +62,27 @@ def test_queues_work_and_survive_and_redis_tells_the_truth_of_them(make: MakeEng
     assert engine.depth() == 0
 
 
+def test_a_value_whose_removal_was_cut_off_goes_with_the_next_start(
+    make: MakeEngine, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make(compacted=True, message_ttl=0.0)
+    for key in (b"a", b"b", b"b"):
+        engine.publish(b"value", key=key)
+    base = Keys(tmp_path.name).base("tasks:0", 1)
+    assert [entry for entry, _ in client.xrange(base)] == [b"0-1", b"2-1"], "what is replaced goes at once"
+    ask = ClusterLink.ask
+
+    def ask_no_views(link: ClusterLink, commands: Any) -> list[Any]:
+        return [b"OK"] if any("XDEL" in command for _, command in commands) else ask(link, commands)
+
+    monkeypatch.setattr(ClusterLink, "ask", ask_no_views)
+    engine.publish(b"value", key=b"b")
+    monkeypatch.setattr(ClusterLink, "ask", ask)
+    assert [entry for entry, _ in client.xrange(base)] == [b"0-1", b"2-1", b"3-1"]
+    engine.crash_and_restart()
+    assert [entry for entry, _ in client.xrange(base)] == [b"0-1", b"3-1"]
+
+
 def test_bodies_whose_frame_never_came_into_the_log_are_removed_by_the_next_start(
     store: StoreUnderTest, client: Any
 ) -> None:

@@ -153,12 +153,15 @@ class LastValues:
             "max_retries": 1_000_000,
             "total_timeout": 1e9,
         }
-        self.store = MemoryStore(
+        self.store = self._make_store()
+        self._open()
+
+    def _make_store(self) -> Any:
+        return MemoryStore(
             self.loop.call_soon,
             segment_bytes=self.chance.choice((1500, 4000, 20_000)),
             snapshot_bytes=self.chance.choice((3000, 10_000)),
         )
-        self._open()
 
     def _open(self) -> None:
         self.engine = Engine(self._rules_for, self.chance.random, self.chance.choice((0, 1 << 20)))

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
+from sluice.queues.engine import Engine
 from sluice.queues.meaning import QueueMeaning
+from sluice.queues.runner import Runner
 from sluice.store.protocol import Loader, Recovery
 from sluice.store.redis.keys import Keys
 from sluice.store.redis.options import Options
 from sluice.store.redis.store import RedisStore
 from tests.fault_proxy import FaultProxy
+from tests.queues.kit import Loop
 from tests.queues.redis_keeper import check_views
 from tests.redis_process import RedisProcess
+from tests.simulator.last_values import LastValues
 from tests.simulator.oracle import Violation
 from tests.simulator.world import World
 
@@ -26,7 +31,7 @@ from tests.simulator.world import World
 class RedisBehindProxy:
     """The store with the handles that the simulator has on the one in memory."""
 
-    def __init__(self, world: RedisWorld, server: RedisProcess, prefix: str) -> None:
+    def __init__(self, world: InRedis, server: RedisProcess, prefix: str) -> None:
         self._world = world
         self._server = server
         self._options = Options(prefix=prefix, answer_seconds=2.0, lease_seconds=600.0)
@@ -145,17 +150,26 @@ class _Life:
         return answer
 
 
-class RedisWorld(World):
-    def __init__(self, seed: int, server: RedisProcess, prefix: str, **fixed: Any) -> None:
+class InRedis:
+    """What a world does differently in Redis. To be named before the world itself."""
+
+    engine: Engine
+    loop: Loop
+    chance: Random
+    runner: Runner
+    store: RedisBehindProxy
+    counts: dict[str, int]
+
+    def __init__(self, seed: int, server: RedisProcess, prefix: str) -> None:
         self._made_with = (server, prefix)
         self.dead: list[RedisStore] = []
-        super().__init__(seed, **fixed)
+        super().__init__(seed)  # type: ignore[call-arg]
 
-    def _make_store(self) -> Any:
+    def _make_store(self) -> RedisBehindProxy:
         return RedisBehindProxy(self, *self._made_with)
 
     def _open(self) -> None:
-        super()._open()
+        super()._open()  # type: ignore[misc]
         self.store.begin()
 
     def _run_all(self) -> None:
@@ -167,18 +181,22 @@ class RedisWorld(World):
             raise Violation(f"the store has failed: {self.store.failures[0]}")
         return self.store.owed > 0 and not self.store.is_held
 
+    def judge_turn(self) -> None: ...
+
     def step(self) -> None:
         chance = self.chance.random()
         if chance < 0.02:
             self.store.proxy.cut()
+            self.counts["lines cut"] = self.counts.get("lines cut", 0) + 1
         elif chance < 0.04:
             self.store.proxy.cut_after(self.chance.randrange(3000))
+            self.counts["lines torn"] = self.counts.get("lines torn", 0) + 1
         if chance > 0.8:
             self.store.look()
         elif not self.store.is_held and chance > 0.5:
             self._run_all()
             self.judge_turn()
-        super().step()
+        super().step()  # type: ignore[misc]
 
     def check_redis(self) -> None:
         """When all that was decided is kept, Redis tells of the queues what they are."""
@@ -197,20 +215,46 @@ class RedisWorld(World):
         self.store.proxy.close()
 
 
-@pytest.mark.parametrize("seed", range(20, 28))
-def test_worlds_in_redis_in_which_nothing_is_lost_double_or_out_of_order(
-    seed: int, redis_server: RedisProcess, tmp_path: Path
-) -> None:
-    world = RedisWorld(seed, redis_server, tmp_path.name)
+class RedisWorld(InRedis, World):
+    def judge_turn(self) -> None:
+        World.judge_turn(self)
+
+
+class RedisLastValues(InRedis, LastValues):
+    """The same for compacted queues, shared and exclusive."""
+
+    def _quiet(self) -> None:
+        self.engine.now = self.loop.now
+        self.runner.end_turn()
+        self._run_all()
+
+
+def try_world(world: RedisWorld | RedisLastValues, steps: int) -> None:
     try:
         for _ in range(3):
-            for _ in range(50):
+            for _ in range(steps // 3):
                 world.step()
             world.check_redis()
         world.come_to_rest()
         world.check_redis()
     except Exception as fault:
         tail = "\n".join(world.log[-40:])
-        raise Violation(f"seed {seed}, step {world.steps}, {world.doing}: {fault}\n{tail}") from fault
+        raise Violation(
+            f"{type(world).__name__}, seed {world.seed}, step {world.steps}: {fault}\n{tail}"
+        ) from fault
     finally:
         world.end()
+
+
+@pytest.mark.parametrize("seed", range(20, 28))
+def test_worlds_in_redis_in_which_nothing_is_lost_double_or_out_of_order(
+    seed: int, redis_server: RedisProcess, tmp_path: Path
+) -> None:
+    try_world(RedisWorld(seed, redis_server, tmp_path.name), 150)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_worlds_in_redis_in_which_the_last_value_of_each_key_is_kept(
+    seed: int, redis_server: RedisProcess, tmp_path: Path
+) -> None:
+    try_world(RedisLastValues(seed, redis_server, tmp_path.name), 150)

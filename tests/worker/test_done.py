@@ -14,12 +14,12 @@ from sluice.client import Delivery
 from sluice.testing import VirtualBroker
 from sluice.worker import DoneLog, MemoryDone, RedisDone, SqliteDone, Worker
 from tests.client.servers import free_port
-from tests.services import need_program
+from tests.services import need_redis
 
 
 @pytest.fixture(scope="module")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    program = need_program("redis-server")
+    program = need_redis()
     port = free_port()
     process = subprocess.Popen(
         [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"],

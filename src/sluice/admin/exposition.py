@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from sluice.admin.desk import Desk
 from sluice.admin.figures import Figures, GroupFigures, QueueFigures, Tally, gather
 from sluice.admin.service import AdminService
-from sluice.admin.views import NodeView
+from sluice.admin.views import NodeView, StoreGroupView, StoreView
 from sluice.metrics import LATENCY_BOUNDS
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -107,9 +107,10 @@ async def exposition(desk: Desk) -> bytes:
     """The whole page."""
     tally = _TALLIES.setdefault(desk, Tally())
     node, figures = await desk.ask(lambda service: _ask(service, tally))
+    store = await desk.ask(lambda service: service.recent_store())
     lines: list[str] = []
     written: list[bytes] = []
-    for line in _lines(node, figures):
+    for line in chain(_lines(node, figures), _store_lines(store)):
         lines.append(line)
         if len(lines) >= LINES_AT_ONCE:
             written.append("".join(lines).encode())
@@ -167,6 +168,35 @@ def _about(node: NodeView, figures: Figures) -> Iterator[str]:
     ):
         yield _head(name, "gauge", help_text)
         yield f"{name} {value}\n"
+
+
+STORE_GROUP: Final[tuple[tuple[str, str, Callable[[StoreGroupView], int]], ...]] = (
+    ("sluice_redis_pending", "Deliveries under way, as the store shows them.", lambda group: group.pending),
+    ("sluice_redis_consumers", "Consumers that the store knows of.", lambda group: group.consumers),
+    ("sluice_redis_lag", "Messages not delivered yet, as the store shows them.", lambda group: group.lag),
+    ("sluice_redis_retrying", "Deliveries that wait for their retry.", lambda group: group.retrying),
+)
+
+
+def _store_lines(store: StoreView) -> Iterator[str]:
+    """What a store that others can look into says by itself."""
+    yield _head("sluice_store_up", "gauge", "1: the store takes writes and answers.")
+    yield f"sluice_store_up {int(store.healthy)}\n"
+    if not store.queues:
+        return
+    labelled = [(f'{{queue="{escape(queue.name)}"', queue) for queue in store.queues]
+    yield _head("sluice_redis_stream_length", "gauge", "Entries of a queue's streams.")
+    for label, queue in labelled:
+        yield f"sluice_redis_stream_length{label}}} {queue.length}\n"
+    yield _head("sluice_redis_messages_total", "counter", "What became of messages, as the store counts.")
+    for label, queue in labelled:
+        for what, count in queue.counters.items():
+            yield f'sluice_redis_messages_total{label},what="{what}"}} {count}\n'
+    for name, help_text, figure in STORE_GROUP:
+        yield _head(name, "gauge", help_text)
+        for label, queue in labelled:
+            for group in queue.groups:
+                yield f'{name}{label},group="{escape(group.name)}"}} {figure(group)}\n'
 
 
 def _group_lines(queues: list[tuple[str, QueueFigures]], now: float) -> Iterator[str]:

@@ -161,7 +161,7 @@ async def gather(hands: Hands, tally: Tally) -> Figures:
 
 def _segments(hands: Hands) -> dict[int, int]:
     """A handful of numbers, whatever the store holds."""
-    return dict(hands.runner._store.segment_sizes())
+    return dict(hands.runner.segment_sizes())
 
 
 def _queue_figures(queue: Queue, tally: Tally) -> QueueFigures:

@@ -12,6 +12,7 @@ from itertools import islice
 from sluice.admin import biography, diagnosis, letters, looking, messages, owners, publishing, words
 from sluice.admin.bulk import BulkDesk
 from sluice.admin.hands import AT_ONCE, Hands, plain
+from sluice.admin.storing import StoreDesk
 from sluice.admin.views import (
     Biography,
     ConsumerView,
@@ -26,6 +27,7 @@ from sluice.admin.views import (
     QueueDetail,
     QueueView,
     Redriven,
+    StoreView,
 )
 from sluice.broker.broker import Broker
 from sluice.broker.queue_door import QueueDoor
@@ -53,6 +55,7 @@ class AdminService:
         build: str,
         node: str = "local",
         direct: bool = False,
+        store: StoreDesk | None = None,
     ) -> None:
         self._hands = Hands(engine, runner, door, broker)
         self._engine = engine
@@ -61,6 +64,7 @@ class AdminService:
         self._register = looking.Register(self._hands, door.service)
         self.bulk = BulkDesk(self._hands, self._register, direct)  # for programs that read and write in bulk
         self._store_name = store_name
+        self._store = store if store is not None else StoreDesk(store_name, runner.segment_sizes)
         self._build = build
         self._node = node
 
@@ -72,6 +76,14 @@ class AdminService:
 
     async def nodes(self) -> list[NodeView]:
         return [await self.node()]
+
+    async def store(self) -> StoreView:
+        """What the messages are kept in, asked now."""
+        return await self._store.view()
+
+    async def recent_store(self) -> StoreView:
+        """The same, perhaps some seconds old."""
+        return await self._store.recent_view()
 
     # ---- queues
 

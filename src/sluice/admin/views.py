@@ -247,6 +247,44 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreGroupView:
+    """A group as the store itself shows it, added up over partitions."""
+
+    name: str
+    pending: int
+    consumers: int
+    lag: int
+    retrying: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreQueueView:
+    name: str
+    partitions: int
+    length: int
+    counters: dict[str, int]  # produced, consumed, acked, retried, dead, expired, purged
+    groups: list[StoreGroupView]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreView:
+    """What the broker keeps its messages in. `owner`, `version`, `queues` are of a store that others can look into."""
+
+    kind: str  # embedded, memory, redis
+    address: str
+    healthy: bool
+    fault: str
+    warnings: list[str]
+    segments: int
+    bytes: int
+    version: str
+    cluster: bool
+    owner: str
+    frame: int
+    queues: list[StoreQueueView]
+
+
+@dataclass(frozen=True, slots=True)
 class Outgoing:
     """A message to publish."""
 

@@ -21,6 +21,7 @@ from sluice.wire.reasons import (
     QUOTA_EXCEEDED,
     RETAIN_NOT_SUPPORTED,
     SERVER_SHUTTING_DOWN,
+    SERVER_UNAVAILABLE,
     SUCCESS,
     TOPIC_NAME_INVALID,
 )
@@ -66,6 +67,10 @@ class Handshake:
             wanted = 0 if packet.clean else limits.max_session_expiry
         expiry = min(wanted, limits.max_session_expiry)
 
+        if expiry and self._broker.router.is_swamped():
+            why = f"no session can be kept at the moment: {self._broker.router.unavailable}"
+            self.refuse(connection, SERVER_UNAVAILABLE, why)
+            return
         connack = Connack(False, SUCCESS, Properties())
         if packet.version == V5:
             properties = self._describe()

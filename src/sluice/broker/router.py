@@ -40,6 +40,7 @@ class Router:
         self.kept: i64 = (
             0  # counts what was given to the store: a publish that raises it is answered by the store
         )
+        self.unavailable: str = ""  # why the store takes nothing: what must be kept is refused meanwhile
         self.held: list[Connection] = []  # not read until the store has taken what they published
         self.door: QueueDoor | None = None  # None: there are no queues, and $queue/... is an ordinary topic
 
@@ -154,6 +155,35 @@ class Router:
         if self.keeper is not None:
             self.keeper.answer_when_kept(session, session.tag(packet))
             session.answer_later(packet)
+
+    def must_keep(self, message: Publish, origin: Session) -> bool:
+        """Whether a publish could not be answered, or not be done justice, without the store. For the time that it
+        takes nothing; queues that capture it judge for themselves."""
+        if self.keeper is None:
+            return False
+        if message.retain or (message.qos == 2 and origin.sid):
+            return True
+        if message.qos == 0:
+            return False
+        route = self.subscriptions.route(message.topic)
+        for target in route.targets:
+            if target.session.sid and target.qos > 0:
+                return True
+        for share in route.shares:
+            for member in share.members:
+                if member.session.sid and member.qos > 0:
+                    return True
+        return False
+
+    def is_swamped(self) -> bool:
+        """Whether the store takes nothing, and as much waits for it as may."""
+        return self.unavailable != "" and self.keeper is not None and self.keeper.is_full()
+
+    def stalled(self, reason: str) -> None:
+        """The store takes nothing, and why; or takes things again. Those who were held back hear a refusal now."""
+        self.unavailable = reason
+        if reason:
+            self.frame_taken()
 
     def hold_back(self, connection: Connection) -> None:
         """A publish has left something for the store: its publisher must not be faster than that for long."""

@@ -22,11 +22,12 @@ from sluice.broker.ecq_reader import OwnedDelivery, OwnedReader
 from sluice.broker.inflight import UNSAID, Delivery, Inflight
 from sluice.broker.permission import refuse_sys
 from sluice.broker.subscriptions import Share, Subscription
-from sluice.errors import MalformedPacket, ProtocolViolation, QueueError
+from sluice.errors import MalformedPacket, ProtocolViolation, QueueError, StoreUnavailable
 from sluice.queues.ports import Publisher
 from sluice.wire.packets import V5, Ack, Publish
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL
 from sluice.wire.reasons import (
+    IMPLEMENTATION_SPECIFIC_ERROR,
     NO_MATCHING_SUBSCRIBERS,
     PACKET_IDENTIFIER_NOT_FOUND,
     QOS_NOT_SUPPORTED,
@@ -126,8 +127,13 @@ class Session(Publisher):
         it must be kept (for a queue, a lasting session, later subscribers), the answer waits for the store."""
         router = self.router
         kept = router.kept
+        if router.unavailable and not self._goes_without_store(packet, connection):
+            return
         try:
             taken = router.publish(packet, self)
+        except StoreUnavailable as error:
+            self.refuse(packet, connection, IMPLEMENTATION_SPECIFIC_ERROR, str(error))
+            return
         except QueueError as error:
             self.refuse(packet, connection, QUOTA_EXCEEDED, str(error))
             return
@@ -141,6 +147,20 @@ class Session(Publisher):
             connection.acknowledge(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id, reason, "")
         elif router.kept != kept:
             router.hold_back(connection)
+
+    def _goes_without_store(self, packet: Publish, connection: Connection) -> bool:
+        """The store takes nothing: what would have to be kept is refused, and anything else passes. QoS 0 has no
+        answer: it goes to those who are there, and is not retained."""
+        router = self.router
+        if not router.must_keep(packet, self):
+            return True
+        if packet.qos == 0:
+            packet.retain = False
+            router.counters.publishes_dropped += 1
+            return True
+        why = str(StoreUnavailable(router.unavailable))
+        self.refuse(packet, connection, IMPLEMENTATION_SPECIFIC_ERROR, why)
+        return False
 
     def tag(self, packet: Publish) -> i64:
         """What the store gives back when it has `packet`: its id, QoS and connection. A QoS 1 publish is answered on
@@ -447,6 +467,7 @@ class Session(Publisher):
         if self.sid and self.router.keeper is not None:
             self._unkept[packet_id] = (head, reasons, why)
             self.router.keep_session(self, packet_id | (FILTERS << 16) | (self._epoch << 20))
+            self.router.hold_back(connection)
         else:
             connection.answer_filters(head, packet_id, reasons, why)
 

@@ -25,6 +25,7 @@ from sluice.cli import (
     pipeline,
     publish,
     queues,
+    stores,
     top,
     worker,
 )
@@ -70,7 +71,7 @@ app.command(rich_help_panel="Broker")(serve)
 _PARTS: Final = (
     ("Queues and groups", (queues, groups, ecq)),
     ("Messages", (publish, consume, worker, messages, dlq)),
-    ("What is going on", (diagnosis, top, nodes, bench)),
+    ("What is going on", (diagnosis, top, nodes, stores, bench)),
     ("Spark", (pipeline,)),
     ("Who may come in", (access,)),
 )

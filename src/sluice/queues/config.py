@@ -54,6 +54,9 @@ def _plain_filter(value: str) -> str:
 QueueName = Annotated[str, AfterValidator(_queue_name)]
 
 
+PARTITIONS: Final = 10
+
+
 class Binding(Section):
     """A plain topic filter whose messages the queue keeps a copy of, all of them or those with these headers."""
 
@@ -102,7 +105,7 @@ class Performance(Section):
 
 class QueueConfig(Section):
     name: QueueName
-    partitions: Annotated[int, number(1, 4096)] = 10
+    partitions: Annotated[int, number(1, 4096)] = PARTITIONS
     ordering: Literal["none", "partition", "strict"] = "partition"
     type: Literal["work", "compacted"] = "work"
     bindings: list[Binding] = []
@@ -206,8 +209,11 @@ DEAD_LETTER_DEFAULTS: Final[dict[str, object]] = {
 COMPACTED_DEFAULTS: Final[dict[str, object]] = {"limits": {"message_ttl": "0s"}}
 
 
-def read_config(given: object, name: str = "", base: QueueConfig | None = None) -> QueueConfig:
-    """Read a configuration; with `base`, what is not given stays as it is there."""
+def read_config(
+    given: object, name: str = "", base: QueueConfig | None = None, partitions: int = PARTITIONS
+) -> QueueConfig:
+    """Read a configuration; with `base`, what is not given stays as it is there. `partitions` is how many a new queue
+    gets that does not say."""
     if not isinstance(given, Mapping):
         raise InvalidQueueConfig(
             "a queue's configuration is a JSON object", 'Write it as {"name": "tasks/image", "partitions": 4}'
@@ -227,6 +233,7 @@ def read_config(given: object, name: str = "", base: QueueConfig | None = None) 
         told = _merged(DEAD_LETTER_DEFAULTS, told)
     elif told.get("type") == "compacted":
         told = _merged(COMPACTED_DEFAULTS, told)
+    told.setdefault("partitions", partitions)
     try:
         return QueueConfig.model_validate(told)
     except ValidationError as fault:

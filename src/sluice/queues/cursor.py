@@ -67,6 +67,7 @@ class Cursor:
         self.awaited: Message | None = None  # the body that was waited for, whatever the cache makes of it
         self.awaited_seq: i64 = -1
         self.out: i64 = 0  # leased right now
+        self.delivered: i64 = 0  # since the start
         self.entered: i64 = 0  # messages that this group had to settle, up to `entered_to`
         self.entered_to: i64 = partition.next
         self.counts: list[int] = [0, 0, 0, 0]  # acked, dead, expired, purged

@@ -108,6 +108,7 @@ def _lease(engine: Engine, cursor: Cursor, seq: i64, message: Message, consumer:
     lease.since = now
     lease.deadline = now + queue.rules.delivery_timeout
     cursor.out += 1
+    cursor.delivered += 1
     consumer.held += 1
     group.delivered += 1
     queue.deadlines.add(lease)

@@ -57,7 +57,9 @@ class Engine:
         codec: Codec | None = None,
     ) -> None:
         self.now: float = 0.0
-        self.keeps_last_values: bool = True  # whether the store can keep compacted queues
+        # What has left compacted queues, by partition, for a store that shows them; None where nobody asks.
+        self.gone: dict[int, list[int]] | None = None
+        self.max_length: i64 = 0  # of one partition, from its oldest message on; 0: any
         self.unavailable: str = ""  # why the store takes nothing: publishers are refused meanwhile
         self.alerts: list[dead_letters.Alert] = []
         self.warnings: list[str] = []  # for the log of whoever drives the engine
@@ -144,7 +146,10 @@ class Engine:
             if rules.compacted:
                 compaction.publish(self, queue, message)
             elif queue.depth < rules.max_depth or removal.make_room(self, queue, message):
-                self.append(queue, message, 0)
+                if self.max_length:
+                    removal.append_within(self, queue, message)
+                else:
+                    self.append(queue, message, 0)
             if message.id:
                 queue.remember(message.id, self.now)
         if publisher is not None:

@@ -36,11 +36,6 @@ def create(engine: Engine, rules: Rules, config: str) -> Queue:
         raise InvalidQueueName(rules.name, fault)
     if rules.name in engine.queues:
         raise QueueExists(rules.name)
-    if rules.compacted and not engine.keeps_last_values:
-        raise InvalidQueueConfig(
-            "type is compacted, which the store in Redis does not keep yet",
-            "Use the embedded store, or a queue of type work",
-        )
     queue = Queue(engine.next_qid, rules)
     queue.config = config
     queue.created_at = engine.now

@@ -52,7 +52,8 @@ class QueueMeaning(Meaning):
         self._seen: dict[int, tuple[int, int]] = {}  # what `groups` saw of each last
 
     def learn(self) -> None:
-        """The engine was brought back: take its names from it."""
+        """The engine was brought back: take its names from it, and hear from now on what leaves compacted queues."""
+        self._engine.gone = {}
         for queue in self._engine.queues.values():
             self._queues[int(queue.qid)] = (queue.name, [int(one.pid) for one in queue.partitions])
             for group in queue.groups.values():
@@ -73,6 +74,21 @@ class QueueMeaning(Meaning):
         partition = self._engine.partitions.get(pid)
         return -1 if partition is None else int(partition.first_live(0))
 
+    def length(self, pid: int) -> int:
+        partition = self._engine.partitions.get(pid)
+        return 0 if partition is None else int(partition.next - partition.first_live(0))
+
+    def compacted(self) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        for queue in self._engine.queues.values():
+            if queue.rules.compacted:
+                found += [(int(one.pid), int(one.live)) for one in queue.partitions]
+        return found
+
+    def holds(self, pid: int, seq: int) -> bool:
+        partition = self._engine.partitions.get(pid)
+        return partition is not None and partition.holds(seq)
+
     def needs(self, group: str, pid: int, seq: int) -> bool:
         partition = self._engine.partitions.get(pid)
         if partition is None or not partition.holds(seq):
@@ -91,6 +107,10 @@ class QueueMeaning(Meaning):
                 change = self._read(body)
                 if change is not None:
                     changes.append(change)
+        if self._engine.gone:
+            for pid, seqs in self._engine.gone.items():
+                changes.append(Removed(pid, [(seq, 1) for seq in seqs]))
+            self._engine.gone = {}
         return changes
 
     def _read(self, body: bytes) -> Change | None:
@@ -175,6 +195,7 @@ class QueueMeaning(Meaning):
     def _stand(self, group: Group, found: list[Standing]) -> None:
         for cursor in group.cursors:
             standing = Standing(group.name, int(cursor.partition.pid), int(cursor.fresh))
+            standing.delivered = int(cursor.delivered)
             for seq, lease in cursor.leases.items():
                 if lease.state == LEASED:
                     standing.held[seq] = lease.holder

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
-from sluice.errors import QueueFull
+from sluice.errors import PartitionFull, QueueFull
 from sluice.message import TOMBSTONE, Message
 from sluice.queues import dead_letters
 from sluice.queues.cursor import Cursor
@@ -84,6 +84,8 @@ def let_go_of(engine: Engine, partition: Partition, seq: i64) -> None:
     if address != GONE:
         engine.segments.drop(address, size)
         partition.queue.bytes -= size
+        if engine.gone is not None and partition.queue.rules.compacted:
+            engine.gone.setdefault(int(partition.pid), []).append(int(seq))
 
 
 def waits_for_nobody(partition: Partition) -> bool:
@@ -174,6 +176,30 @@ def make_room(engine: Engine, queue: Queue, message: Message) -> bool:
         return False
     queue.refused += 1
     raise QueueFull(queue.name, int(queue.depth))
+
+
+def append_within(engine: Engine, queue: Queue, message: Message) -> None:
+    """Append where a partition may not be longer than `engine.max_length`, settled messages between living ones
+    counted in. What is only kept for its retention goes first; for what somebody waits for, the queue's own policy
+    counts."""
+    key = engine.key_hash(queue, message.key)
+    partition = queue.place(key)
+    seq = partition.first_live(0)
+    while partition.next - seq >= engine.max_length:
+        if partition.left(seq) <= 0 and not waits_for_nobody(partition):
+            engine.journal.add_removed(partition, seq)
+            let_go_of(engine, partition, seq)
+        elif queue.rules.overflow == DROP_OLDEST and dead_letters.is_idle(partition, seq):
+            remove_for_all(engine, partition, seq, PURGED)
+        elif queue.rules.overflow == DEAD_LETTER and dead_letters.bury_unborn(
+            engine, queue, message, "overflow"
+        ):
+            return
+        else:
+            queue.refused += 1
+            raise PartitionFull(queue.name, int(partition.number), int(engine.max_length))
+        seq = partition.first_live(seq + 1)
+    engine.append_to(partition, message, key, 0)
 
 
 def drop_oldest(engine: Engine, queue: Queue) -> bool:

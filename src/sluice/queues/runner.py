@@ -386,6 +386,10 @@ class Runner:
         """The messages at these places, as they are kept; None for what is gone or damaged."""
         _Look(self.engine, places, done).start(self)
 
+    def segment_sizes(self) -> dict[int, int]:
+        """Bytes of each segment that the store keeps."""
+        return self._store.segment_sizes()
+
     def when_kept(self, callback: Callable[[], None]) -> None:
         """Call back once everything that the engine has decided so far is kept."""
         if self.engine.journal.waits():

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from mypy_extensions import i64
 
 from sluice.errors import InvalidQueueConfig
-from sluice.queues.config import QueueConfig, read_config
+from sluice.queues.config import PARTITIONS, QueueConfig, read_config
 from sluice.queues.engine import Engine
 from sluice.queues.group import Group
 from sluice.queues.journal import ACKED
@@ -61,16 +61,18 @@ class QueueService:
         engine: Engine,
         fault_of_schema: Callable[[str], str] | None = None,
         fault_of_webhook: Callable[[str], str] | None = None,
+        partitions: int = PARTITIONS,
     ) -> None:
         self._engine = engine
         self._fault_of_schema = fault_of_schema
         self._fault_of_webhook = fault_of_webhook
+        self._partitions: int = partitions  # of a queue that does not say how many
         self._samplers: dict[int, Sampler] = {}  # by number of the queue
         self.changes: int = 0  # grows with each configuration that was changed
 
     def create(self, given: object) -> Queue:
         """A queue from its configuration, which names it."""
-        config = read_config(given)
+        config = read_config(given, partitions=self._partitions)
         rules = config.rules()
         self._check_schema(rules)
         self._check_webhook(rules)

@@ -69,7 +69,8 @@ class Retried(Change):
 
 
 class Removed(Change):
-    """Messages that are gone without a group's doing."""
+    """Messages that are gone without a group's doing, or that are to be seen no longer though older ones are kept: of a
+    compacted queue everything that has left it. A group may have had one in hand."""
 
     def __init__(self, pid: int, ranges: Ranges) -> None:
         self.pid = pid
@@ -83,6 +84,7 @@ class Standing:
         self.group = group
         self.pid = pid
         self.fresh = fresh  # the first sequence that was not offered yet
+        self.delivered = 0  # how many deliveries there were since the start
         self.held: dict[int, str] = {}  # deliveries under way: who has them
         self.attempts: dict[int, int] = {}  # of those of them that are not the first
         self.waiting: dict[int, Retried] = {}  # deliveries that wait for their retry
@@ -101,12 +103,24 @@ class Meaning:
         return False
 
     def changes_of(self, notes: list[bytes]) -> list[Change]:
-        """What the notes of one frame change, in order."""
+        """What the notes of one frame change, in order, and what else has gone since the frame before it."""
         return []
 
     def first_live(self, pid: int) -> int:
         """Everything below this sequence is gone; -1 when that is not known."""
         return -1
+
+    def length(self, pid: int) -> int:
+        """From the first message that lives to the last one: so long a stream may have to be."""
+        return 0
+
+    def compacted(self) -> list[tuple[int, int]]:
+        """The partitions of compacted queues, and how many messages each holds."""
+        return []
+
+    def holds(self, pid: int, seq: int) -> bool:
+        """Whether a message is there."""
+        return False
 
     def needs(self, group: str, pid: int, seq: int) -> bool:
         """Whether a group has still to settle a message."""

@@ -212,6 +212,8 @@ async def test_the_node_tells_what_it_is_and_the_books_add_up(door: Door) -> Non
     (same,) = (await door.admin.ListNodes(pb.ListNodesRequest())).nodes
     assert (same.name, same.version) == (node.name, node.version)
     assert (await door.admin.Verify(pb.VerifyRequest())).faults == []
+    store = await door.admin.GetStore(pb.GetStoreRequest())
+    assert (store.kind, store.healthy, len(store.queues)) == ("memory", True, 0)
 
 
 async def test_watching_gives_the_figures_at_once_and_each_second(door: Door) -> None:

@@ -239,5 +239,41 @@ def node_of(view: views.NodeView) -> pb.Node:
     )
 
 
+def store_of(view: views.StoreView) -> pb.Store:
+    return pb.Store(
+        kind=view.kind,
+        address=view.address,
+        healthy=view.healthy,
+        fault=view.fault,
+        warnings=view.warnings,
+        segments=view.segments,
+        bytes=view.bytes,
+        version=view.version,
+        cluster=view.cluster,
+        owner=view.owner,
+        frame=view.frame,
+        queues=[_store_queue_of(queue) for queue in view.queues],
+    )
+
+
+def _store_queue_of(view: views.StoreQueueView) -> pb.StoreQueue:
+    return pb.StoreQueue(
+        name=view.name,
+        partitions=view.partitions,
+        length=view.length,
+        counters=view.counters,
+        groups=[
+            pb.StoreGroup(
+                name=group.name,
+                pending=group.pending,
+                consumers=group.consumers,
+                lag=group.lag,
+                retrying=group.retrying,
+            )
+            for group in view.groups
+        ],
+    )
+
+
 def identity_of(identity: Identity) -> pb.Identity:
     return pb.Identity(name=identity.name, role=identity.role.word, anonymous=identity.anonymous)

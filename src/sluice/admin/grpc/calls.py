@@ -247,6 +247,9 @@ class QueueAdmin(QueueAdminServicer):
     async def GetNode(self, request: pb.GetNodeRequest, context: Context) -> pb.Node:
         return answers.node_of(await self._desk.ask(lambda service: service.node()))
 
+    async def GetStore(self, request: pb.GetStoreRequest, context: Context) -> pb.Store:
+        return answers.store_of(await self._desk.ask(lambda service: service.store()))
+
     async def ListNodes(self, request: pb.ListNodesRequest, context: Context) -> pb.ListNodesResponse:
         found = await self._desk.ask(lambda service: service.nodes())
         return pb.ListNodesResponse(nodes=[answers.node_of(view) for view in found])

@@ -730,6 +730,73 @@ class Node(_message.Message):
     stopping: bool
     def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., build: _Optional[str] = ..., store: _Optional[str] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., now: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., connections: _Optional[int] = ..., sessions: _Optional[int] = ..., subscriptions: _Optional[int] = ..., retained: _Optional[int] = ..., queues: _Optional[int] = ..., messages: _Optional[int] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., packets_received: _Optional[int] = ..., packets_sent: _Optional[int] = ..., publishes_received: _Optional[int] = ..., publishes_sent: _Optional[int] = ..., publishes_dropped: _Optional[int] = ..., stopping: _Optional[bool] = ...) -> None: ...
 
+class GetStoreRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Store(_message.Message):
+    __slots__ = ("kind", "address", "healthy", "fault", "warnings", "segments", "bytes", "version", "cluster", "owner", "frame", "queues")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HEALTHY_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    address: str
+    healthy: bool
+    fault: str
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    segments: int
+    bytes: int
+    version: str
+    cluster: bool
+    owner: str
+    frame: int
+    queues: _containers.RepeatedCompositeFieldContainer[StoreQueue]
+    def __init__(self, kind: _Optional[str] = ..., address: _Optional[str] = ..., healthy: _Optional[bool] = ..., fault: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., segments: _Optional[int] = ..., bytes: _Optional[int] = ..., version: _Optional[str] = ..., cluster: _Optional[bool] = ..., owner: _Optional[str] = ..., frame: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[StoreQueue, _Mapping]]] = ...) -> None: ...
+
+class StoreQueue(_message.Message):
+    __slots__ = ("name", "partitions", "length", "counters", "groups")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    partitions: int
+    length: int
+    counters: _containers.ScalarMap[str, int]
+    groups: _containers.RepeatedCompositeFieldContainer[StoreGroup]
+    def __init__(self, name: _Optional[str] = ..., partitions: _Optional[int] = ..., length: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., groups: _Optional[_Iterable[_Union[StoreGroup, _Mapping]]] = ...) -> None: ...
+
+class StoreGroup(_message.Message):
+    __slots__ = ("name", "pending", "consumers", "lag", "retrying")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    LAG_FIELD_NUMBER: _ClassVar[int]
+    RETRYING_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    pending: int
+    consumers: int
+    lag: int
+    retrying: int
+    def __init__(self, name: _Optional[str] = ..., pending: _Optional[int] = ..., consumers: _Optional[int] = ..., lag: _Optional[int] = ..., retrying: _Optional[int] = ...) -> None: ...
+
 class ListOwnersRequest(_message.Message):
     __slots__ = ("prefix", "after", "limit")
     PREFIX_FIELD_NUMBER: _ClassVar[int]

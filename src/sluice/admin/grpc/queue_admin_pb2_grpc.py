@@ -204,6 +204,11 @@ class QueueAdminStub:
                 request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListNodesRequest.SerializeToString,
                 response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListNodesResponse.FromString,
                 _registered_method=True)
+        self.GetStore = channel.unary_unary(
+                '/sluice.admin.v1.QueueAdmin/GetStore',
+                request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.GetStoreRequest.SerializeToString,
+                response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Store.FromString,
+                _registered_method=True)
         self.WhoAmI = channel.unary_unary(
                 '/sluice.admin.v1.QueueAdmin/WhoAmI',
                 request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.WhoAmIRequest.SerializeToString,
@@ -432,6 +437,13 @@ class QueueAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetStore(self, request, context):
+        """What the messages are kept in; for Redis, the queues as Redis itself shows them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WhoAmI(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -610,6 +622,11 @@ def add_QueueAdminServicer_to_server(servicer, server):
                     servicer.ListNodes,
                     request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListNodesRequest.FromString,
                     response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListNodesResponse.SerializeToString,
+            ),
+            'GetStore': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStore,
+                    request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.GetStoreRequest.FromString,
+                    response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Store.SerializeToString,
             ),
             'WhoAmI': grpc.unary_unary_rpc_method_handler(
                     servicer.WhoAmI,
@@ -1535,6 +1552,33 @@ class QueueAdmin:
             '/sluice.admin.v1.QueueAdmin/ListNodes',
             sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListNodesRequest.SerializeToString,
             sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListNodesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.admin.v1.QueueAdmin/GetStore',
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.GetStoreRequest.SerializeToString,
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Store.FromString,
             options,
             channel_credentials,
             insecure,

@@ -273,6 +273,45 @@ class Node(Shown):
     stopping: bool
 
 
+class StoreGroup(Shown):
+    name: str
+    pending: int = Field(description="deliveries under way, as XPENDING shows them")
+    consumers: int
+    lag: int = Field(description="messages that were not delivered yet")
+    retrying: int = Field(description="deliveries that wait for their retry")
+
+
+class StoreQueue(Shown):
+    """A queue as the store shows it, added up over partitions."""
+
+    name: str
+    partitions: int
+    length: int = Field(description="entries of its streams")
+    counters: dict[str, int] = Field(
+        examples=[
+            {"produced": 9, "consumed": 5, "acked": 2, "retried": 1, "dead": 0, "expired": 0, "purged": 0}
+        ]
+    )
+    groups: list[StoreGroup]
+
+
+class Store(Shown):
+    kind: Literal["embedded", "memory", "redis"]
+    address: str
+    healthy: bool
+    fault: str = Field(description="what is wrong with it, or nothing")
+    warnings: list[str] = Field(
+        description="settings of Redis under which something acknowledged can be lost"
+    )
+    segments: int
+    bytes: int = Field(description="of the log")
+    version: str = Field(description="of Redis")
+    cluster: bool
+    owner: str = Field(description="who holds the lease of a store in Redis")
+    frame: int = Field(description="the last frame that it has")
+    queues: list[StoreQueue] = Field(description="of a store in Redis")
+
+
 class Sample(BaseModel):
     """Event `queues` of the live stream."""
 

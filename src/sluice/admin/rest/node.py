@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from sluice.access.identity import Role, require
 from sluice.admin.exposition import exposition
 from sluice.admin.rest.asking import ask, caller, queues_are_on, show, show_all
-from sluice.admin.rest.models import NODES, Caller, Node, Pulse, Readiness
+from sluice.admin.rest.models import NODES, Caller, Node, Pulse, Readiness, Store
 from sluice.admin.rest.refusals import MEANING, Refusal, Stopping, answers
 from sluice.admin.service import AdminService
 from sluice.errors import StoreFailed
@@ -32,6 +32,12 @@ async def show_node(request: Request) -> Response:
 async def list_nodes(request: Request) -> Response:
     """Every server of the cluster that this one knows."""
     return show_all(NODES, await ask(request, lambda service: service.nodes()))
+
+
+@router.get("/api/v1/store", response_model=Store, responses=answers())
+async def show_store(request: Request) -> Response:
+    """What the messages are kept in: health, size, and for Redis the queues as Redis itself shows them."""
+    return show(Store, await ask(request, lambda service: service.store()))
 
 
 @router.get("/api/v1/whoami", response_model=Caller, responses=answers())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sluice.store.meaning import Meaning
 from sluice.store.redis.frames import Parts, Piece
 from sluice.store.redis.index import Index
-from sluice.store.redis.keys import Keys, again, counters, entry_id
+from sluice.store.redis.keys import Keys, again, entry_id
 from sluice.store.redis.letters import fields_of
 from sluice.store.redis.link import Word
 from sluice.store.redis.places import Places
@@ -34,7 +34,7 @@ class Composer:
     ) -> Plan:
         """`first` of its segment; `gone` are partitions whose end it brings."""
         self._write_log(plan, parts.log, address, size, first)
-        self._write_bodies(plan, parts.pieces, address, set(gone))
+        self._write_bodies(plan, parts.pieces, address)
         for pid in gone:
             plan.log.command("HDEL", self._keys.partitions, pid)
             self._places.forget(pid)
@@ -54,18 +54,15 @@ class Composer:
         plan.log.words = steps.words + plan.log.words
         plan.log.keys.update(steps.keys)
 
-    def _write_bodies(self, plan: Plan, pieces: list[Piece], address: int, gone: set[int]) -> None:
+    def _write_bodies(self, plan: Plan, pieces: list[Piece], address: int) -> None:
         """The messages of a partition are one step, but for dead letters, which have fields of their own."""
         rows: dict[int, list[Word]] = {}  # ids and records, in turn
-        produced: dict[int, int] = {}
         for piece in pieces:
             pid = piece.pid
             self._index.add(address + piece.offset, pid, piece.seq)
             row = rows.get(pid)
             if row is None:
                 row = rows[pid] = []
-                produced[pid] = 0
-            produced[pid] += 1
             if piece.has_headers and self._meaning.is_queue(pid):
                 fields = fields_of(piece.record)
                 if fields:
@@ -76,10 +73,6 @@ class Composer:
             row += (entry_id(piece.seq), piece.record)
         for pid, row in rows.items():
             self._add(plan, pid, row)
-        for pid, count in produced.items():
-            if pid not in gone:
-                base = self._places.base(pid)
-                plan.view(base).command("HINCRBY", counters(base), "produced", count)
 
     def _add(self, plan: Plan, pid: int, row: list[Word]) -> None:
         if row:

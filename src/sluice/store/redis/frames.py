@@ -1,11 +1,13 @@
 """A frame taken apart: bodies of messages for the streams, everything else for the log.
 
 In the log a frame is its records as they are, but for messages, of which only the beginning is left: the header, and of
-the body as much as a replay needs when the message itself is long settled and gone (when it came, and the id of its
-publisher, which the dedup window still wants). The header keeps the size of the whole, so addresses can be counted.
+the body as much as a replay needs when the message itself is long settled and gone (when it came, the id of its
+publisher, which the dedup window still wants, and its key, by which a younger one replaced it in a compacted queue).
+The header keeps the size of the whole, so addresses can be counted. A message whose beginning is too long for a u16
+is in the log as a whole, besides its place in a stream.
 
     log entry     records one behind the other; a MESSAGE is   u16 bytes kept of its body, header (40), those bytes
-                                                a NOTE is      u16 0xFFFF, the record as it was written
+                                                anything else  u16 0xFFFF, the record as it was written
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ class Piece:
 class Parts:
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
+        self.counts: dict[int, int] = {}  # messages by partition
         self.notes: list[bytes] = []  # bodies, in order
         self.log: bytes = b""
 
@@ -55,11 +58,12 @@ def take_frame_apart(frame: bytes, count: i64) -> Parts:
         if frame[at + 8] == MESSAGE:
             kept = _start_of(frame, at, size)
             write_i16_le(log, i16(kept))
-            log.write(frame[at : at + HEADER_BYTES + kept])
-            pid: i64 = i64(read_i32_le(frame, at + 12)) & 0xFFFF_FFFF
+            log.write(frame[at : at + (size if kept == _WHOLE else HEADER_BYTES + kept)])
+            pid = int(i64(read_i32_le(frame, at + 12)) & 0xFFFF_FFFF)
+            parts.counts[pid] = parts.counts.get(pid, 0) + 1
             parts.pieces.append(
                 Piece(
-                    int(pid),
+                    pid,
                     int(read_i64_le(frame, at + 16)),
                     int(at),
                     frame[at : at + size],
@@ -79,15 +83,17 @@ def take_frame_apart(frame: bytes, count: i64) -> Parts:
 
 
 def _start_of(frame: bytes, at: i64, size: i64) -> i64:
-    """How much of a message's body the log keeps."""
+    """How much of a message's body the log keeps; _WHOLE for all of it. What is no message of a queue has other bytes
+    where lengths are looked for: any answer does for it."""
     body: i64 = size - HEADER_BYTES
     if body <= _START_BYTES:
         return body
     own_id: i64 = i64(read_i32_le(frame, at + HEADER_BYTES + 8))
-    start: i64 = _START_BYTES + own_id
-    if own_id < 0 or start > body or start > _LONGEST_START:
+    key: i64 = i64(read_i32_le(frame, at + HEADER_BYTES + 12))
+    start: i64 = _START_BYTES + own_id + key
+    if own_id < 0 or key < 0 or start > body:
         return _START_BYTES
-    return start
+    return start if start <= _LONGEST_START else _WHOLE
 
 
 def read_log(log: bytes, address: i64) -> list[Record]:

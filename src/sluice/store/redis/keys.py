@@ -32,6 +32,11 @@ def partition_name(queue: str, number: int) -> str:
     return f"{queue.replace('%', '%25').replace('}', '%7D')}:{number}"
 
 
+def queue_of(name: str) -> str:
+    """The queue that a partition's name is of."""
+    return name.rpartition(":")[0].replace("%7D", "}").replace("%25", "%")
+
+
 def again(base: str) -> str:
     """Messages whose place in the stream is taken or past."""
     return f"{base}:again"

@@ -21,3 +21,4 @@ class Options:
     claim_batch: int = 100  # how many are taken back by one command
     mover_batch: int = 100  # retries that one script moves
     mover_seconds: float = 1.0  # and how often it looks
+    max_length: int = 0  # a stream that the engine keeps at so many is trimmed by its length; 0: none is

@@ -99,6 +99,8 @@ class ClusterScribe:
     def _write_parts(self, link: Link, parts: dict[str, Steps], token: int, mark: int) -> None:
         commands: list[tuple[str, Command]] = []
         for base, steps in parts.items():
+            if not steps.words:
+                continue
             commands.append((base, write_part(base, steps, token, mark)))
         if commands:
             link.ask(commands)

@@ -74,14 +74,17 @@ WRITE: Final = Script(
     + """
 local fence = redis.call('GET', KEYS[1])
 if fence ~= ARGV[1] then return redis.error_reply('FENCED ' .. tostring(fence)) end
-if tonumber(redis.call('HGET', KEYS[2], 'stamp') or '0') >= tonumber(ARGV[2]) then return 0 end
-if ARGV[3] ~= '' then
-  local last = tonumber(redis.call('HGET', KEYS[2], 'frame') or '0')
+local log = redis.call('HMGET', KEYS[2], 'stamp', 'frame')
+if tonumber(log[1] or '0') >= tonumber(ARGV[2]) then return 0 end
+if ARGV[3] == '' then
+  steps(4)
+  redis.call('HSET', KEYS[2], 'stamp', ARGV[2])
+else
+  local last = tonumber(log[2] or '0')
   if last + 1 ~= tonumber(ARGV[3]) then return redis.error_reply('GAP ' .. last) end
+  steps(4)
+  redis.call('HSET', KEYS[2], 'stamp', ARGV[2], 'frame', ARGV[3])
 end
-steps(4)
-redis.call('HSET', KEYS[2], 'stamp', ARGV[2])
-if ARGV[3] ~= '' then redis.call('HSET', KEYS[2], 'frame', ARGV[3]) end
 return 1
 """
 )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from sluice.store.meaning import Meaning, Standing
+from sluice.store.meaning import Meaning, Removed, Standing
 from sluice.store.redis.keys import Keys, fence_of, retries, retry, sequence_of
 from sluice.store.redis.link import Link, call
 from sluice.store.redis.options import Options
@@ -23,7 +23,7 @@ from sluice.store.redis.views import OWNER, Views
 from sluice.store.redis.writer import AskJob, Job, WriteJob
 
 _Cell = tuple[int, str]
-_AT_ONCE = 500  # groups in partitions whose views are made true by one script
+_AT_ONCE = 500  # partitions whose views one script changes
 
 
 class Showing:
@@ -50,6 +50,7 @@ class Showing:
         self._unit = PART_UNIT if in_parts else 1
         self._put = put
         self._moves_under_way = 0
+        self._looks_under_way = 0  # a Redis that is behind is not given more: the next look sees all the same
         self._next_move = 0.0
         self._next_scan = 0.0
 
@@ -60,12 +61,17 @@ class Showing:
         for standing in self._meaning.groups(True):
             self._restore(standing, plan)
             cells.append((standing.pid, standing.group))
-            if len(cells) % _AT_ONCE == 0:  # Redis does nothing else while it runs a script
+            if len(cells) % _AT_ONCE == 0:
                 self._write(plan)
                 plan = Plan()
         self._write(plan)
         ask = partial(self._take_back, cells, 0)
         self._put(AskJob(ask, self._compared))
+        compacted = self._meaning.compacted() if self._in_parts else []
+        for pid, _ in compacted:
+            self._views.name(pid)
+        if compacted:  # on one Redis a message and the one that it replaced changed places in one step
+            self._put(AskJob(partial(self._look_through, compacted), self._remove_gone))
 
     def _restore(self, standing: Standing, plan: Plan) -> None:
         views = self._views
@@ -83,6 +89,18 @@ class Showing:
         self._views.is_sure = True
         self._found(found)
 
+    def _claimed(self, found: dict[_Cell, list[int]]) -> None:
+        self._looks_under_way -= 1
+        self._found(found)
+
+    def _remove_gone(self, found: dict[int, list[int]]) -> None:
+        plan = Plan()
+        for pid, seqs in found.items():
+            gone = [(seq, 1) for seq in seqs if not self._meaning.holds(pid, seq)]
+            if gone:
+                self._views.removed(Removed(pid, gone), plan)
+        self._write(plan)
+
     def _found(self, found: dict[_Cell, list[int]]) -> None:
         plan = Plan()
         for cell, seqs in found.items():
@@ -91,11 +109,12 @@ class Showing:
 
     def look(self, now: float) -> None:
         """Called every `poll_seconds`; `now` is seconds since 1970."""
-        if not self._views.is_sure:
+        if not self._views.is_sure or self._looks_under_way:
             return
         plan = Plan()
         for standing in self._meaning.groups(False):
             self._views.follow(standing, plan)
+        self._views.tell_gathered(plan)
         if now >= self._next_scan:
             self._views.refresh(plan)
         self._write(plan)
@@ -103,7 +122,8 @@ class Showing:
             self._next_scan = now + self._options.pending_scan_seconds
             cells = list(self._views.pending)
             ask = partial(self._take_back, cells, int(self._options.claim_idle_seconds * 1000))
-            self._put(AskJob(ask, self._found))
+            self._looks_under_way += 1
+            self._put(AskJob(ask, self._claimed))
         if now >= self._next_move and self._moves_under_way == 0:
             self._next_move = now + self._options.mover_seconds
             self._move(now)
@@ -119,8 +139,16 @@ class Showing:
         self._views.moved(cell, seqs)
 
     def _write(self, plan: Plan) -> None:
-        if plan.views:
-            self._put(WriteJob(self._scribe, lambda: plan, _nothing))
+        """In portions: Redis does nothing else while it runs a script, and no view depends on another."""
+        bases = list(plan.views)
+        for start in range(0, len(bases), _AT_ONCE):
+            portion = Plan()
+            portion.views = {base: plan.views[base] for base in bases[start : start + _AT_ONCE]}
+            self._looks_under_way += 1
+            self._put(WriteJob(self._scribe, partial(_given, portion), self._written))
+
+    def _written(self) -> None:
+        self._looks_under_way -= 1
 
     # -- in the writer's thread
 
@@ -134,6 +162,20 @@ class Showing:
         words = (token, self._unit, now, self._options.mover_batch, group, OWNER)
         answer = link.ask([(base, call(MOVE, keys, *words))])[0]
         return [int(seq) for seq in answer]
+
+    def _look_through(self, compacted: list[tuple[int, int]], link: Link, token: int) -> dict[int, list[int]]:
+        """What is in the streams of compacted queues that hold more than they should: views that a crash cut off."""
+        found: dict[int, list[int]] = {}
+        bases = [self._places.base(pid) for pid, _ in compacted]
+        lengths = link.ask([(base, ["XLEN", base]) for base in bases])
+        for (pid, live), base, length in zip(compacted, bases, lengths):
+            start = "-" if int(length) > live else ""
+            while start:
+                entries = link.ask([(base, ["XRANGE", base, start, "+", "COUNT", _AT_ONCE])])[0]
+                seqs = [sequence_of(entry) for entry, _ in entries]
+                found.setdefault(pid, []).extend(seqs)
+                start = f"{seqs[-1] + 1}-0" if seqs else ""
+        return found
 
     def _take_back(self, cells: list[_Cell], idle: int, link: Link, token: int) -> dict[_Cell, list[int]]:
         """Claim what has been pending for so long; by group, portion by portion."""
@@ -153,5 +195,6 @@ class Showing:
         return found
 
 
-def _nothing() -> None:
-    """Nobody waits for a view."""
+def _given(plan: Plan) -> Plan:
+    """It is made already."""
+    return plan

@@ -133,7 +133,12 @@ class RedisStore:
         self._composer = Composer(self._keys, self._index, self._places, self._meaning, server.is_cluster)
         self._scribe = ClusterScribe(self._keys) if server.is_cluster else SingleScribe(self._keys)
         self._views = Views(
-            self._keys, self._places, self._meaning, self._options.batch, server.version >= COUNTS_READS
+            self._keys,
+            self._places,
+            self._meaning,
+            self._options.batch,
+            server.version >= COUNTS_READS,
+            self._options.max_length,
         )
         self._writer = Writer(
             server.link(),
@@ -177,8 +182,8 @@ class RedisStore:
         parts = take_frame_apart(frame, count)
         self._frame += 1
         plan = Plan(self._frame)
-        self._name_partitions(parts)
-        gone = self._views.show(parts.notes, plan) if parts.notes else []
+        self._take_in(parts)
+        gone = self._views.show(parts.notes, plan)
         composer = self._composer
         composer.write_names(plan)
         facts = (plan, parts, self.next_frame(), len(frame), self._offset == 0, gone)
@@ -188,12 +193,10 @@ class RedisStore:
         self._sizes[self._segment] = self._offset
         self._roll_if_full()
 
-    def _name_partitions(self, parts: Parts) -> None:
-        last = -1
-        for piece in parts.pieces:
-            if piece.pid != last:
-                last = piece.pid
-                self._views.name(last)
+    def _take_in(self, parts: Parts) -> None:
+        for pid, count in parts.counts.items():
+            self._views.name(pid)
+            self._views.count(pid, "produced", count)
 
     def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
         if self._reader is None:

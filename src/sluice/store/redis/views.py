@@ -2,7 +2,8 @@
 
 Everything here is made from what the log says, and goes with the frame it belongs to. What is pending is known to this
 object too, so that a settlement says no more than it must: a message that was delivered and settled before the next
-look at deliveries never was in a pending list, and needs not be taken out of it.
+look at deliveries never was in a pending list, and needs not be taken out of it. What nobody misses for half a second,
+counters and the trimming of streams, is gathered and told with the next look: at a high rate that is most of the work.
 """
 
 from __future__ import annotations
@@ -34,19 +35,31 @@ _Cell = tuple[int, str]  # a partition and a group
 class Views:
     """`counts_reads`: Redis takes the number of entries read (7.0 and later), from which it tells a group's lag."""
 
-    def __init__(self, keys: Keys, places: Places, meaning: Meaning, batch: int, counts_reads: bool) -> None:
+    def __init__(
+        self,
+        keys: Keys,
+        places: Places,
+        meaning: Meaning,
+        batch: int,
+        counts_reads: bool,
+        max_length: int = 0,
+    ) -> None:
         self._keys = keys
         self._places = places
         self._meaning = meaning
         self._batch = batch
         self._counts_reads = counts_reads
+        self._max_length = max_length
         self.pending: dict[_Cell, dict[int, str]] = {}  # who has what, as Redis knows it
         self.waiting: dict[_Cell, set[int]] = {}  # what waits for its retry, as Redis knows it
         self.is_sure = (
             False  # until it was compared with Redis after a start, what is pending there is not known
         )
         self._fresh: dict[_Cell, int] = {}
+        self._consumed: dict[_Cell, int] = {}
         self._trimmed: dict[int, int] = {}
+        self._untrimmed: set[int] = set()
+        self._uncounted: dict[int, dict[str, int]] = {}
 
     # ---- frames
 
@@ -65,9 +78,30 @@ class Views:
                 self._queue_gone(change, plan)
             else:
                 touched.update(self._other(change, plan))
-        for pid in touched.difference(gone):
-            self.trim(pid, plan)
+        self._untrimmed.update(touched)
+        self._untrimmed.difference_update(gone)
+        if self._max_length:  # a promise, not a habit
+            for pid in touched.difference(gone):
+                self.trim(pid, plan)
         return gone
+
+    def count(self, pid: int, what: str, by: int) -> None:
+        counted = self._uncounted.get(pid)
+        if counted is None:
+            counted = self._uncounted[pid] = {}
+        counted[what] = counted.get(what, 0) + by
+
+    def tell_gathered(self, plan: Plan) -> None:
+        """What frames have left for the next look."""
+        for pid, counted in self._uncounted.items():
+            base = self._base(pid)
+            steps = plan.view(base)
+            for what, by in counted.items():
+                steps.command("HINCRBY", counters(base), what, by)
+        self._uncounted.clear()
+        for pid in self._untrimmed:
+            self.trim(pid, plan)
+        self._untrimmed.clear()
 
     def name(self, pid: int) -> None:
         if not self._places.knows(pid):
@@ -79,8 +113,6 @@ class Views:
 
     def _settled(self, change: Settled, plan: Plan) -> None:
         cell = (change.pid, change.group)
-        base = self._base(change.pid)
-        steps = plan.view(base)
         pending = self.pending.get(cell)
         waiting = self.waiting.get(cell)
         count = 0
@@ -98,9 +130,12 @@ class Views:
                     if waiting is not None and was_waiting:
                         waiting.discard(seq)
                         ended.append(seq)
-        steps.many("XACK", base, [change.group], acked)
-        self._end_waiting(steps, base, change.group, ended)
-        steps.command("HINCRBY", counters(base), change.how, count)
+        self.count(change.pid, change.how, count)
+        if acked:
+            base = self._base(change.pid)
+            steps = plan.view(base)
+            steps.many("XACK", base, [change.group], acked)
+            self._end_waiting(steps, base, change.group, ended)
 
     def _end_waiting(self, steps: Steps, base: str, group: str, seqs: list[Word]) -> None:
         steps.many("ZREM", retry(base, group), [], seqs)
@@ -114,7 +149,7 @@ class Views:
         self.pending.get(cell, {}).pop(change.seq, None)
         steps.command("XACK", base, change.group, entry_id(change.seq))
         self.schedule(steps, base, change)
-        steps.command("HINCRBY", counters(base), "retried", 1)
+        self.count(change.pid, "retried", 1)
 
     def schedule(self, steps: Steps, base: str, change: Retried) -> None:
         self.waiting.setdefault((change.pid, change.group), set()).add(change.seq)
@@ -131,11 +166,13 @@ class Views:
             steps = plan.view(base)
             for cell in [cell for cell in self._fresh if cell[0] == pid]:
                 self._forget(cell, base, steps)
+                self._consumed.pop(cell, None)
             # The fence stays for a while: a late copy of an earlier write must not bring the stream back.
             for key in (base, again(base), counters(base)):
                 steps.command("UNLINK", key)
             steps.command("EXPIRE", fence_of(base), 86400)
             self._trimmed.pop(pid, None)
+            self._uncounted.pop(pid, None)
 
     def _forget(self, cell: _Cell, base: str, steps: Steps) -> None:
         self.pending.pop(cell, None)
@@ -166,15 +203,34 @@ class Views:
                 steps = plan.view(base)
                 steps.try_command(base, "XGROUP", "DESTROY", base, change.group)
                 self._forget((pid, change.group), base, steps)
+                self._consumed.pop((pid, change.group), None)
             return change.pids
         if isinstance(change, Removed):
-            base = self._base(change.pid)
-            ids: list[Word] = []
-            for first, many in change.ranges:
-                ids += [entry_id(seq) for seq in range(first, first + many)]
-            plan.view(base).many("XDEL", base, [], ids)
+            self.removed(change, plan)
             return [change.pid]
         return []
+
+    def removed(self, change: Removed, plan: Plan) -> None:
+        base = self._base(change.pid)
+        steps = plan.view(base)
+        seqs: list[int] = []
+        for first, many in change.ranges:
+            seqs += range(first, first + many)
+        ids: list[Word] = [entry_id(seq) for seq in seqs]
+        steps.many("XDEL", base, [], ids)
+        for cell in [cell for cell in self._fresh if cell[0] == change.pid]:
+            pending = self.pending.get(cell, {})
+            waiting = self.waiting.get(cell, set())
+            if not self.is_sure:
+                steps.many("XACK", base, [cell[1]], ids)
+            elif pending or waiting:  # one that waits may have become due, and pending, a moment ago
+                held: list[Word] = [entry_id(seq) for seq in seqs if seq in pending or seq in waiting]
+                steps.many("XACK", base, [cell[1]], held)
+            for seq in seqs:
+                pending.pop(seq, None)
+            if waiting:
+                self._end_waiting(steps, base, cell[1], [seq for seq in seqs if seq in waiting])
+                waiting.difference_update(seqs)
 
     def make_group(self, steps: Steps, base: str, pid: int, group: str, fresh: int) -> None:
         self._fresh[pid, group] = fresh
@@ -184,12 +240,17 @@ class Views:
         steps.try_command(base, *words)
 
     def trim(self, pid: int, plan: Plan) -> None:
-        """Let go of everything below the first message that lives."""
+        """Let go of everything below the first message that lives. Where a length is set and reached, Redis is told
+        the length: the engine has let go of what is beyond it, and what a stranger put in front goes too."""
         first = self._meaning.first_live(pid)
         if first > self._trimmed.get(pid, 0):
             self._trimmed[pid] = first
             base = self._base(pid)
-            plan.view(base).command("XTRIM", base, "MINID", f"{first}-0")
+            length = self._meaning.length(pid) if self._max_length else 0
+            if length and length >= self._max_length:
+                plan.view(base).command("XTRIM", base, "MAXLEN", length)
+            else:
+                plan.view(base).command("XTRIM", base, "MINID", f"{first}-0")
 
     # ---- deliveries
 
@@ -212,6 +273,11 @@ class Views:
                     ended.append(seq)
         base = self._base(standing.pid)
         moved = self._fresh.get(cell) != standing.fresh
+        seen = self._consumed.get(cell, 0)
+        consumed = standing.delivered - seen if standing.delivered >= seen else standing.delivered
+        if consumed:
+            self._consumed[cell] = standing.delivered
+            self.count(standing.pid, "consumed", consumed)
         if not by_holder and not moved:
             return
         steps = plan.view(base)

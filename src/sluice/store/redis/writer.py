@@ -118,7 +118,7 @@ class Writer:
     def _do(self, job: Job) -> object:
         self._turn += 1
         pause = _FIRST_PAUSE
-        since = 0.0
+        since = time.monotonic()
         while True:
             try:
                 answer = job.run(self._link, self._token, self._turn)
@@ -127,7 +127,6 @@ class Writer:
                 if not passes(fault):
                     raise
                 now = time.monotonic()
-                since = since or now
                 if self._stopping.is_set() and now - since > self._wait_seconds:
                     raise StoreFailed(
                         f"Redis does not answer, and we were asked to stop: {text_of(fault)}"

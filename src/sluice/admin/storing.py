@@ -1,0 +1,115 @@
+"""The store as people see it: what it is, whether it is well, and what it shows of the queues by itself.
+
+A store into which others can look (Redis) is asked as anybody would ask it, away from the broker's loop: its figures
+are a second witness beside the broker's own. It knows no store by name: whoever builds the service hands in how to ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+from sluice.admin.views import StoreGroupView, StoreQueueView, StoreView
+
+FRESH_SECONDS: Final = 5.0  # how old an answer may be that a scrape gets
+
+
+class GroupSums(Protocol):
+    @property
+    def pending(self) -> int: ...
+    @property
+    def consumers(self) -> int: ...
+    @property
+    def lag(self) -> int: ...
+    @property
+    def retrying(self) -> int: ...
+
+
+class QueueSums(Protocol):
+    @property
+    def partitions(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def counters(self) -> dict[str, int]: ...
+    @property
+    def groups(self) -> Mapping[str, GroupSums]: ...
+
+
+class StoreSums(Protocol):
+    @property
+    def owner(self) -> str: ...
+    @property
+    def frame(self) -> int: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def is_cluster(self) -> bool: ...
+    @property
+    def warnings(self) -> Sequence[str]: ...
+    @property
+    def queues(self) -> Mapping[str, QueueSums]: ...
+
+
+class StoreDesk:
+    """`fault_of` says what is wrong with the store, or nothing. `ask` asks it for its sums; a store that nobody else
+    can look into has none. What `ask` raises is the store's fault, not the asker's."""
+
+    def __init__(
+        self,
+        address: str,
+        segment_sizes: Callable[[], dict[int, int]],
+        fault_of: Callable[[], str] | None = None,
+        ask: Callable[[], Awaitable[StoreSums]] | None = None,
+    ) -> None:
+        self._address = address
+        self._segment_sizes = segment_sizes
+        self._fault_of = fault_of
+        self._ask = ask
+        self._last: StoreView | None = None
+        self._asked_at = 0.0
+
+    async def view(self) -> StoreView:
+        sums: StoreSums | None = None
+        fault = self._fault_of() if self._fault_of is not None else ""
+        if self._ask is not None:
+            try:
+                sums = await self._ask()
+            except Exception as error:  # whatever its client library says of a store that does not answer
+                fault = fault or f"it does not answer: {error}"
+        sizes = self._segment_sizes()
+        self._asked_at = asyncio.get_running_loop().time()
+        self._last = StoreView(
+            kind=self._address.partition(":")[0].replace("rediss", "redis"),
+            address=self._address,
+            healthy=not fault,
+            fault=fault,
+            warnings=list(sums.warnings) if sums is not None else [],
+            segments=len(sizes),
+            bytes=sum(sizes.values()),
+            version=sums.version if sums is not None else "",
+            cluster=sums is not None and sums.is_cluster,
+            owner=sums.owner if sums is not None else "",
+            frame=sums.frame if sums is not None else 0,
+            queues=_queues_of(sums) if sums is not None else [],
+        )
+        return self._last
+
+    async def recent_view(self) -> StoreView:
+        """The same for those who ask all the time: at most `FRESH_SECONDS` old."""
+        now = asyncio.get_running_loop().time()
+        if self._last is not None and now - self._asked_at < FRESH_SECONDS:
+            return self._last
+        return await self.view()
+
+
+def _queues_of(sums: StoreSums) -> list[StoreQueueView]:
+    found: list[StoreQueueView] = []
+    for name, queue in sorted(sums.queues.items()):
+        groups = [
+            StoreGroupView(group_name, group.pending, group.consumers, group.lag, group.retrying)
+            for group_name, group in sorted(queue.groups.items())
+        ]
+        found.append(StoreQueueView(name, queue.partitions, queue.length, dict(queue.counters), groups))
+    return found
