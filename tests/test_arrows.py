@@ -24,6 +24,7 @@ ARROWS: dict[str, frozenset[str]] = {
     "logs": frozenset(),
     "fields": frozenset(),
     "schema": frozenset(),
+    "supervisor": frozenset(),
     "queues": frozenset({"store.protocol", "store.meaning", "fields"}),
     "alerts": frozenset({"queues"}),
     "client": frozenset({"wire"}),

@@ -57,6 +57,7 @@ from sluice.schema import fault_of_schema, validator_of
 from sluice.store.embedded.store import EmbeddedStore
 from sluice.store.memory import MemoryStore
 from sluice.store.protocol import Store
+from sluice.supervisor import Supervisor, stop_on_signals
 from sluice.wire import decode as wire_decode
 from sluice.wire.topics import matches
 
@@ -83,8 +84,8 @@ def serve(settings: Settings) -> None:
 async def run(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop_on_signals(loop, stop)
+    supervisor = Supervisor(os.environ)
     allow_many_connections()
     gate, keyring = access_of(settings)
     broker = Broker(loop, limits_from(settings), gate, log_event)
@@ -100,9 +101,12 @@ async def run(settings: Settings) -> None:
         opened: list[Door | OpenDoor] = [*doors, *(await admin.start() if admin is not None else [])]
         SysTopics(broker, __version__).start()
         quiet_collector()
-        print(ready_line(opened, settings.store), flush=True)
+        line = ready_line(opened, settings.store)
+        print(line, flush=True)
         log.info("ready", extra={door.name: door.address for door in opened})
+        supervisor.ready(line)
         await stop.wait()
+        supervisor.stopping()
         log.info("stopping", extra={"connections": len(broker.connections)})
     finally:
         if admin is not None:
@@ -110,6 +114,7 @@ async def run(settings: Settings) -> None:
         await shut(broker, doors)
         await house.close()
         gate.close()
+        supervisor.silence()
     if house.failure is not None:
         raise house.failure if isinstance(house.failure, StoreError) else StoreFailed(str(house.failure))
     log.info("stopped")
