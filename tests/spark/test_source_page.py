@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from tests.brokers import Broker
 from tests.spark.conftest import House
-from tests.test_docs import blocks
+from tests.pages import blocks
 
 
 async def test_the_programs_of_the_guide_do_what_they_say(

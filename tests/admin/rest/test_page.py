@@ -11,7 +11,7 @@ import pytest
 
 from tests.brokers import Broker
 from tests.services import need_program
-from tests.test_docs import ROOT, commands
+from tests.pages import ROOT, commands
 
 PAGE = "docs/rest.md"
 BULK = "/api/v1/bulk"  # has a page of its own: docs/bulk.md
