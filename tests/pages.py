@@ -73,7 +73,7 @@ def narrow(line: str) -> str:
 
 
 class QuickCli:
-    """A process that forks commands: see quick_cli.py. `serve` and `worker` are sent signals, and are started as ever."""
+    """A process that forks commands: see quick_cli.py. `serve` and `worker`, sent signals, are started as ever."""
 
     def __init__(self, folder: Path) -> None:
         self._socket = folder / "cli"

@@ -2,7 +2,7 @@
 each call. Importing costs more than most commands do.
 
 `python quick_cli.py SOCKET` is the process; `python quick_cli.py SOCKET WORDS...` hands it words, folder, environment
-and the three standard files, and ends with its exit code. Who sends signals to a command must start it in the ordinary way.
+and the three standard files, and ends with its exit code. Who sends it signals must start a command as ever.
 """
 
 import json
