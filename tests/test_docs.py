@@ -145,6 +145,26 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
     assert missing == []
 
 
+def anchors(page: Path) -> set[str]:
+    """What a link into a page may name: its headings, as the sites that show these pages spell them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_into_pages_lead_to_a_heading(page: str) -> None:
+    here = ROOT / page
+    links = re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", here.read_text("utf-8"))
+    wanted = [(link, anchor) for link, anchor in links if not link or link.endswith(".md")]
+    missing = [
+        f"{link}#{anchor}"
+        for link, anchor in wanted
+        if anchor not in anchors(here.parent / link if link else here)
+    ]
+    assert missing == []
+
+
 def test_the_paths_of_the_architecture_name_functions_that_are_there() -> None:
     paths = [text for info, text in blocks("ARCHITECTURE.md") if info == "text path"]
     steps = re.findall(r"\b((?:access|admin|broker|queues|store|wire)(?:/\w+)+)\.(\w+)", "\n".join(paths))

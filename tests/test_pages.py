@@ -13,6 +13,8 @@ import pytest
 import typer
 
 from sluice.cli import app
+from sluice.queues import snapshot
+from sluice.store.embedded import layout
 from tests.brokers import Broker
 from tests.pages import PAGES, ROOT, QuickCli, Shell, steps
 from tests.services import need_program
@@ -73,6 +75,13 @@ def test_what_is_marked_to_run_is_run() -> None:
         page for page in PAGES if "use-cases" not in page and any(i.endswith(" run") for i, *_ in steps(page))
     }
     assert marked - set(WALKED) == set(WALKED_ELSEWHERE)
+
+
+def test_the_versions_of_what_is_kept_are_those_of_the_code() -> None:
+    page = (ROOT / "docs/upgrading.md").read_text("utf-8")
+    assert f"snapshot file | {layout.VERSION} | {layout.VERSION} |" in page
+    reads = ", ".join(str(version) for version in range(snapshot.OLDEST, snapshot.VERSION + 1))
+    assert f"in the snapshot | {snapshot.VERSION} | {reads} |" in page
 
 
 # ---- commands that are shown, and not run because of what they would do

@@ -185,6 +185,8 @@ class House:
             router.door.bindings_changed()
             self._check_owners(router.door.ecq)
         router.keeper.restore(await kept, router, broker.registry)
+        if self._settings.salvage:
+            runner.leave_damage_behind()
         router.retained.forgotten = router.keeper.drop_retained
         store = hide_secrets(self._settings.store)
         direct = self._settings.store == "embedded"
@@ -211,7 +213,12 @@ class House:
         if self._settings.store == "memory":
             return MemoryStore(loop.call_soon)
         if self._settings.store == "embedded":
-            return EmbeddedStore(str(self._settings.data), loop.call_soon_threadsafe, self._failed)
+            return EmbeddedStore(
+                str(self._settings.data),
+                loop.call_soon_threadsafe,
+                self._failed,
+                salvage=self._settings.salvage,
+            )
         try:
             from sluice.queues.meaning import QueueMeaning
             from sluice.store.redis.options import Options
