@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +78,45 @@ def test_what_is_marked_to_run_is_run() -> None:
         page for page in PAGES if "use-cases" not in page and any(i.endswith(" run") for i, *_ in steps(page))
     }
     assert marked - set(WALKED) == set(WALKED_ELSEWHERE)
+
+
+class Links(HTMLParser):
+    """What a page of the site leads to and loads, and what can be led to in it."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.ways: list[str] = []
+        self.names: set[str] = set()
+        self.feed(page.read_text("utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("href", "src") and value:
+                self.ways.append(value)
+            elif name == "id" and value:
+                self.names.add(value)
+
+
+def test_the_site_has_all_pages_and_every_way_in_it_leads_somewhere(tmp_path: Path) -> None:
+    made = subprocess.run(
+        [sys.executable, "scripts/site.py", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert made.returncode == 0, made.stderr
+    pages = {page: Links(page) for page in tmp_path.rglob("*.html")}
+    written = {str(page.relative_to(tmp_path).with_suffix(".md")) for page in pages}
+    assert {page for page in PAGES if page.startswith("docs/")} <= written
+    for page, links in pages.items():
+        for way in links.ways:
+            if re.match(r"(https?|mailto):", way):
+                continue
+            place, _, name = way.partition("#")
+            target = (page.parent / place).resolve() if place else page
+            assert target.is_file(), f"{page}: {way}"
+            assert not name or name in pages[target].names, f"{page}: {way}"
 
 
 def test_the_versions_of_what_is_kept_are_those_of_the_code() -> None:
