@@ -150,7 +150,7 @@ class Site:
     def _sidebar(self, page: Path) -> str:
         """The map, less what stands beside each page."""
         parts: list[str] = []
-        for section in re.split(r"^## ", (ROOT / MAP).read_text("utf-8"), flags=re.MULTILINE)[1:]:
+        for section in re.split(r"^## ", source_of(MAP), flags=re.MULTILINE)[1:]:
             heading, _, text = section.partition("\n")
             rows = []
             for title, link in re.findall(r"\[([^\]]+)\]\(([^)]+\.md)\)", re.sub(r"`", "", text)):
@@ -166,7 +166,7 @@ class Site:
 def source_of(path: Path) -> str:
     """The Markdown of a page; of a folder, the list of what is in it."""
     if not (ROOT / path).is_dir():
-        return (ROOT / path).read_text("utf-8")
+        return re.sub(r"<!--.*?-->\n?", "", (ROOT / path).read_text("utf-8"), flags=re.DOTALL)
     lines = [f"# {path.name.capitalize()}", ""]
     for page in sorted((ROOT / path).glob("*.md")):
         title = page.read_text("utf-8").partition("\n")[0].removeprefix("# ")
