@@ -19,6 +19,8 @@ from sluice.queues.config import DEAD_LETTER_DEFAULTS, QueueConfig
 
 SERVER: dict[str, str] = {
     "data": "directory of the embedded store",
+    "salvage": "`true`: open a damaged store without what is lost, and log what that is; for one start, see "
+    "[operations.md](operations.md#a-damaged-store)",
     "store": "where messages are kept: `embedded` (on disk, below `data`), `memory` (nothing survives the process), or "
     "`redis://HOST:PORT`, with TLS `rediss://HOST:PORT`; see [redis.md](redis.md)",
     "http": "REST, metrics, health and the console; see [rest.md](rest.md)",

@@ -25,6 +25,7 @@ ARROWS: dict[str, frozenset[str]] = {
     "fields": frozenset(),
     "schema": frozenset(),
     "markup": frozenset(),
+    "supervisor": frozenset(),
     "queues": frozenset({"store.protocol", "store.meaning", "fields"}),
     "alerts": frozenset({"queues"}),
     "client": frozenset({"wire"}),

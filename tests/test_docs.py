@@ -13,31 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.brokers import Broker, StartBroker, same_build
+from tests.pages import PAGES, ROOT, blocks, check, commands
 from tests.services import need_program
-
-ROOT = Path(__file__).parent.parent
-PAGES = sorted(
-    str(page.relative_to(ROOT))
-    for pattern in ("*.md", "docs/**/*.md", "bench/*.md", "fuzz/*.md")
-    for page in ROOT.glob(pattern)
-)
-FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def blocks(page: str) -> list[tuple[str, str]]:
-    """The fenced blocks of a page: info string and text."""
-    return [(found["info"], found["text"]) for found in FENCE.finditer((ROOT / page).read_text("utf-8"))]
-
-
-def commands(page: str) -> list[tuple[str, str]]:
-    """Each `sh run` block, and what the `text output` block behind it says."""
-    found = blocks(page)
-    after = [*found[1:], ("", "")]
-    return [
-        (text, next_text if next_info == "text output" else "")
-        for (info, text), (next_info, next_text) in zip(found, after, strict=True)
-        if info == "sh run"
-    ]
 
 
 def title_of(text: str) -> str:
@@ -65,26 +42,6 @@ def test_a_command_of_the_guides_to_queues_does_what_it_says(
     script: str, output: str, shell: tuple[Path, dict[str, str]]
 ) -> None:
     check(script, output, *shell)
-
-
-def check(script: str, output: str, folder: Path, environ: dict[str, str]) -> None:
-    """Run a script and compare all it says, line by line; `...` in the page stands for anything."""
-    done = subprocess.run(
-        ["bash", "-c", script],
-        cwd=folder,
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=40,
-    )
-    # "Timed out" is mosquitto_sub at the end of the time that -W gives it.
-    said = [line for line in done.stdout.splitlines() if line not in ("Timed out", "")]
-    wanted = output.splitlines()
-    assert len(said) == len(wanted), done.stdout
-    for line, pattern in zip(said, wanted, strict=True):
-        words = re.escape(pattern).replace(re.escape("..."), ".*")
-        assert re.fullmatch(words, line), f"{line!r} is not {pattern!r}"
 
 
 def test_the_commands_of_the_readme_do_what_they_say(start_broker: StartBroker, tmp_path: Path) -> None:
@@ -184,9 +141,29 @@ def test_the_page_of_the_configuration_is_up_to_date() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_between_pages_lead_somewhere(page: str) -> None:
-    text = (ROOT / page).read_text("utf-8")
+    text = re.sub(r"<!--.*?-->", "", (ROOT / page).read_text("utf-8"), flags=re.DOTALL)
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
     missing = [link for link in links if not ((ROOT / page).parent / link).exists()]
+    assert missing == []
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link into a page may name: its headings, as the sites that show these pages spell them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_into_pages_lead_to_a_heading(page: str) -> None:
+    here = ROOT / page
+    links = re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", here.read_text("utf-8"))
+    wanted = [(link, anchor) for link, anchor in links if not link or link.endswith(".md")]
+    missing = [
+        f"{link}#{anchor}"
+        for link, anchor in wanted
+        if anchor not in anchors(here.parent / link if link else here)
+    ]
     assert missing == []
 
 

@@ -58,6 +58,7 @@ from sluice.schema import fault_of_schema, validator_of
 from sluice.store.embedded.store import EmbeddedStore
 from sluice.store.memory import MemoryStore
 from sluice.store.protocol import Store
+from sluice.supervisor import Supervisor, stop_on_signals
 from sluice.wire import decode as wire_decode
 from sluice.wire.topics import matches
 
@@ -85,8 +86,8 @@ def serve(settings: Settings) -> None:
 async def run(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop_on_signals(loop, stop)
+    supervisor = Supervisor(os.environ)
     allow_many_connections()
     gate, keyring = access_of(settings)
     broker = Broker(loop, limits_from(settings), gate, log_event)
@@ -103,9 +104,12 @@ async def run(settings: Settings) -> None:
         opened: list[Door | OpenDoor] = [*doors, *(await admin.start() if admin is not None else [])]
         SysTopics(broker, __version__).start()
         quiet_collector()
-        print(ready_line(opened, settings.store), flush=True)
+        line = ready_line(opened, settings.store)
+        print(line, flush=True)
         log.info("ready", extra={door.name: door.address for door in opened})
+        supervisor.ready(line)
         await stop.wait()
+        supervisor.stopping()
         log.info("stopping", extra={"connections": len(broker.connections)})
     finally:
         if admin is not None:
@@ -113,6 +117,7 @@ async def run(settings: Settings) -> None:
         await shut(broker, doors)
         await house.close()
         gate.close()
+        supervisor.silence()
     if house.failure is not None:
         raise house.failure if isinstance(house.failure, StoreError) else StoreFailed(str(house.failure))
     log.info("stopped")
@@ -220,6 +225,8 @@ class House:
             router.door.bindings_changed()
             self._check_owners(router.door.ecq)
         router.keeper.restore(await kept, router, broker.registry)
+        if self._settings.salvage:
+            runner.leave_damage_behind()
         router.retained.forgotten = router.keeper.drop_retained
         store = hide_secrets(self._settings.store)
         direct = self._settings.store == "embedded"
@@ -249,7 +256,12 @@ class House:
         if self._settings.store == "memory":
             return MemoryStore(loop.call_soon)
         if self._settings.store == "embedded":
-            return EmbeddedStore(str(self._settings.data), loop.call_soon_threadsafe, self._failed)
+            return EmbeddedStore(
+                str(self._settings.data),
+                loop.call_soon_threadsafe,
+                self._failed,
+                salvage=self._settings.salvage,
+            )
         try:
             from sluice.queues.meaning import QueueMeaning
             from sluice.store.redis.options import Options

@@ -208,6 +208,7 @@ class Settings(Section):
     """Everything `sluice serve` can be told."""
 
     data: Path = Path("sluice-data")
+    salvage: bool = False
     store: Annotated[str, AfterValidator(_store_url)] = "embedded"
     http: Listener = Address("127.0.0.1", 8080)
     grpc: Listener = Address("127.0.0.1", 9090)

@@ -43,7 +43,7 @@ class Given:
 
 
 def load_settings(
-    config: Path | None, environ: Mapping[str, str], flags: Mapping[tuple[str, Key], str | Path | None]
+    config: Path | None, environ: Mapping[str, str], flags: Mapping[tuple[str, Key], str | Path | bool | None]
 ) -> Settings:
     """Put the sources together, or refuse with every fault that was found.
 

@@ -103,7 +103,7 @@ class StoreDamaged(StoreError):
     def __init__(self, path: str, offset: int, what: str, do: str = "") -> None:
         super().__init__(
             f"{path} is damaged at byte {offset}: {what}",
-            do or "Restore it from a backup, or open the store with salvage to go on without what is lost",
+            do or "Restore it from a backup, or start once with --salvage to go on without what is lost",
         )
         self.path = path
         self.offset = offset

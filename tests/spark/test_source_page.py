@@ -8,8 +8,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from tests.brokers import Broker
+from tests.pages import blocks
 from tests.spark.conftest import House
-from tests.test_docs import blocks
 
 
 async def test_the_programs_of_the_guide_do_what_they_say(

@@ -56,6 +56,10 @@ def serve(
         Path | None,
         typer.Option(metavar="DIR", help="Directory of the embedded store; sluice-data unless given."),
     ] = None,
+    salvage: Annotated[
+        bool | None,
+        typer.Option("--salvage", help="Open a damaged store without what is lost, and log what that is."),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="TOML file; SLUICE_... and flags go before it.")
     ] = None,
@@ -75,6 +79,7 @@ def serve(
         ("--grpc", ("grpc",)): grpc,
         ("--store", ("store",)): store,
         ("--data", ("data",)): data,
+        ("--salvage", ("salvage",)): salvage,
         ("--log-level", ("log", "level")): log_level,
         ("--log-format", ("log", "format")): log_format,
     }

@@ -296,6 +296,11 @@ class Runner:
             else:
                 self._snapshot()
 
+    def leave_damage_behind(self) -> None:
+        """After a salvage: a snapshot now, so that the next start begins behind what was broken."""
+        if self._frame is None and not self.engine.journal.waits() and self._store.wants_snapshot():
+            self._snapshot()
+
     def _sealed(self) -> list[int]:
         return sorted(self._store.segment_sizes())[:-1]
 

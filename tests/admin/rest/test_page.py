@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from tests.brokers import Broker
+from tests.pages import ROOT, commands
 from tests.services import need_program
-from tests.test_docs import ROOT, commands
 
 PAGE = "docs/rest.md"
 BULK = "/api/v1/bulk"  # has a page of its own: docs/bulk.md

@@ -1,0 +1,54 @@
+"""A disk that has lost what it had confirmed: the start is refused, and goes on without it when it is told to."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from sluice.client.sync import Client
+from tests.brokers import Broker, StartBroker, same_build
+
+
+def payloads(broker: Broker) -> list[str]:
+    """What is in the queue, by a look that takes nothing: to consume it would write to the log."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sluice", "peek", "tasks", "--url", f"http://{broker.address('http')}"],
+        env=same_build(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=40,
+    )
+    return sorted(word for word in done.stdout.split() if word.startswith("job-"))
+
+
+def test_a_damaged_store_is_opened_without_what_is_lost_when_that_is_asked_for(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    flags = ["--data", str(tmp_path / "data")]
+    broker = start_broker(flags=flags)
+    with Client.from_url(f"mqtt://{broker.mqtt}", client_id="clerk") as client:
+        for number in range(4):  # each is a frame of its own: the next one waits for its answer
+            client.publisher("tasks").send(f"job-{number}")
+    broker.kill()
+    log = tmp_path / "data/00000001.log"
+    log.write_bytes(log.read_bytes().replace(b"job-1", b"job-x"))
+
+    refused = subprocess.run(
+        [sys.executable, "-m", "sluice", "serve", *flags, "--mqtt", "127.0.0.1:0", "--http", "off"],
+        env=same_build(),
+        capture_output=True,
+        text=True,
+        timeout=40,
+    )
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "00000001.log is damaged at byte" in refused.stderr
+    assert "start once with --salvage" in refused.stderr
+
+    salvaged = start_broker(flags=[*flags, "--salvage"])
+    assert payloads(salvaged) == ["job-0", "job-2", "job-3"]
+    assert "00000001.log is damaged at byte" in salvaged.log_text()
+    salvaged.stop()
+    again = start_broker(flags=flags)
+    assert payloads(again) == ["job-0", "job-2", "job-3"]
