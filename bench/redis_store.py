@@ -9,8 +9,8 @@ does it in three round trips per batch (MULTI XADD ... EXEC; XREADGROUP of each 
 stores have the real engine above them, with one group, whose consumer acknowledges all it gets: two frames per batch.
 What was just published is delivered from the engine's memory (the tail cache), as in a broker that keeps up: the store
 reads nothing back, where the bare client has XREADGROUP carry every body. That favours the store; `--cache 0` is the
-same without it. A Redis of its own is started on a free port. Rounds are interleaved; printed are the median messages per second of wall
-time, and microseconds of CPU per message of this process and of Redis.
+same without it. A Redis of its own is started on a free port. Rounds are interleaved; printed are the median messages
+per second of wall time, and microseconds of CPU per message of this process and of Redis.
 """
 
 from __future__ import annotations
