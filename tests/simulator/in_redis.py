@@ -31,7 +31,8 @@ class RedisBehindProxy:
     def __init__(self, world: InRedis, server: RedisProcess, prefix: str) -> None:
         self._world = world
         self._server = server
-        self._options = Options(prefix=prefix, answer_seconds=2.0, lease_seconds=600.0)
+        # A dead owner of this process still has its threads: they must not renew what its heir waits for.
+        self._options = Options(prefix=prefix, answer_seconds=2.0, lease_seconds=6000.0, renew_seconds=2000.0)
         self._sizes = (world.chance.choice((1500, 4000, 20_000)), world.chance.choice((3000, 10_000)))
         self._store: RedisStore | None = None
         self.proxy = FaultProxy(server.port)
