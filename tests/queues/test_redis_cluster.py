@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sluice.store.redis.aggregate import ask_redis
 from sluice.store.redis.keys import Keys, fence_of
 from sluice.store.redis.link import ClusterLink
 from sluice.store.redis.scripts import PART_UNIT
@@ -41,7 +42,9 @@ def store(redis_cluster: RedisCluster, tmp_path: Path) -> Iterator[StoreUnderTes
     under_test.store.close()
 
 
-def test_queues_work_and_survive_and_redis_tells_the_truth_of_them(make: MakeEngine, client: Any) -> None:
+def test_queues_work_and_survive_and_redis_tells_the_truth_of_them(
+    make: MakeEngine, client: Any, redis_cluster: RedisCluster, tmp_path: Path
+) -> None:
     engine = make(partitions=6, max_retries=1)
     worker = engine.worker(client="ada", prefetch=10)
     for number in range(60):
@@ -53,6 +56,9 @@ def test_queues_work_and_survive_and_redis_tells_the_truth_of_them(make: MakeEng
     engine.keeper.check()
     nodes = {client.get_node_from_key(f"{{tasks:{number}}}").name for number in range(6)}
     assert len(nodes) == 3, "partitions lie on all nodes"
+    told = ask_redis(redis_cluster.url, tmp_path.name)
+    assert told.is_cluster and told.queues["tasks"].counters["produced"] == 60
+    assert told.queues["tasks"].groups["workers"].retrying == 3
     engine.crash_and_restart()
     engine.keeper.check()
     engine.advance(seconds=31)

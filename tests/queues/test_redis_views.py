@@ -102,6 +102,20 @@ def test_what_was_not_delivered_yet_is_the_lag_of_its_group(engine: EngineUnderT
         assert (groups[b"late"]["lag"], groups[b"workers"]["lag"]) == (5, 3)
 
 
+def test_what_is_settled_is_there_until_that_is_kept(engine: EngineUnderTest, client: Any) -> None:
+    worker = engine.worker()
+    engine.publish(b"job")
+    delivery = worker.lease()
+    engine.runner.hold()  # the frame stays open
+    worker.ack(delivery)
+    look(engine)
+    assert client.xlen(base_of(engine)) == 1
+    engine.runner.release()
+    engine.settle_down()
+    look(engine)
+    assert client.xlen(base_of(engine)) == 0
+
+
 def test_a_retry_waits_in_the_sorted_set_and_is_pending_again_when_due(make: MakeEngine, client: Any) -> None:
     engine = make()
     worker = engine.worker(client="ada")

@@ -2,14 +2,18 @@
 
 scripts/simulate --steps 1000000 --seed 1
 scripts/simulate --compacted                  the same for compacted queues, exclusive and shared
+scripts/simulate --redis [--compacted]        with the queues in a real Redis, behind a line that is held, cut and torn
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import tempfile
 import time
 import types
+from contextlib import ExitStack
 from pathlib import Path
 
 # Some package that the tests need may bring a package of this name: ours is the one beside this file.
@@ -17,9 +21,10 @@ _tests = types.ModuleType("tests")
 _tests.__path__ = [str(Path(__file__).parent.parent)]
 sys.modules["tests"] = _tests
 
-from tests.simulator import last_values  # noqa: E402
+from tests.redis_process import RedisProcess  # noqa: E402
+from tests.simulator import in_redis, last_values  # noqa: E402
 from tests.simulator.oracle import Violation  # noqa: E402
-from tests.simulator.world import run  # noqa: E402
+from tests.simulator.world import World, run  # noqa: E402
 
 
 def main() -> int:
@@ -28,7 +33,21 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the first world; the others count on from it")
     parser.add_argument("--world", type=int, default=6000, help="steps of each world")
     parser.add_argument("--compacted", action="store_true", help="compacted queues in place of work queues")
+    parser.add_argument("--redis", action="store_true", help="keep the queues in a Redis of its own")
     told = parser.parse_args()
+    with ExitStack() as ends:
+        return simulate(told, start_redis(ends) if told.redis else None)
+
+
+def start_redis(ends: ExitStack) -> RedisProcess:
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = ends.enter_context(tempfile.TemporaryDirectory(prefix="sluice-redis-", dir=memory))
+    server = RedisProcess(Path(folder)).start()
+    ends.callback(server.stop)
+    return server
+
+
+def simulate(told: argparse.Namespace, redis: RedisProcess | None) -> int:
     started = time.monotonic()
     counts: dict[str, int] = {}
     done = 0
@@ -36,10 +55,14 @@ def main() -> int:
     while done < told.steps:
         length = min(told.world, told.steps - done)
         try:
-            world = last_values.run(seed, length) if told.compacted else run(seed, length)
+            world: World | last_values.LastValues
+            if redis is not None:
+                world = in_redis.run(seed, length, redis, f"world-{seed}", told.compacted)
+            else:
+                world = last_values.run(seed, length) if told.compacted else run(seed, length)
         except Violation as fault:
             print(fault)
-            kind = "--compacted " if told.compacted else ""
+            kind = ("--redis " if told.redis else "") + ("--compacted " if told.compacted else "")
             print(f"\nAgain with: scripts/simulate {kind}--seed {seed} --steps {length}")
             return 1
         for what, count in world.counts.items():

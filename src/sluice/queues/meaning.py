@@ -78,16 +78,17 @@ class QueueMeaning(Meaning):
         partition = self._engine.partitions.get(pid)
         return 0 if partition is None else int(partition.next - partition.first_live(0))
 
-    def compacted(self) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
+    def compacted(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
         for queue in self._engine.queues.values():
             if queue.rules.compacted:
-                found += [(int(one.pid), int(one.live)) for one in queue.partitions]
+                for partition in queue.partitions:
+                    held = found.setdefault(int(partition.pid), [])
+                    seq = partition.first_live(0)
+                    while seq < partition.next:
+                        held.append(int(seq))
+                        seq = partition.first_live(seq + 1)
         return found
-
-    def holds(self, pid: int, seq: int) -> bool:
-        partition = self._engine.partitions.get(pid)
-        return partition is not None and partition.holds(seq)
 
     def needs(self, group: str, pid: int, seq: int) -> bool:
         partition = self._engine.partitions.get(pid)

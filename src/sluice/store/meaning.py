@@ -114,13 +114,9 @@ class Meaning:
         """From the first message that lives to the last one: so long a stream may have to be."""
         return 0
 
-    def compacted(self) -> list[tuple[int, int]]:
-        """The partitions of compacted queues, and how many messages each holds."""
-        return []
-
-    def holds(self, pid: int, seq: int) -> bool:
-        """Whether a message is there."""
-        return False
+    def compacted(self) -> dict[int, list[int]]:
+        """The partitions of compacted queues, and the messages that each holds."""
+        return {}
 
     def needs(self, group: str, pid: int, seq: int) -> bool:
         """Whether a group has still to settle a message."""

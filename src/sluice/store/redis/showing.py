@@ -67,8 +67,8 @@ class Showing:
         self._write(plan)
         ask = partial(self._take_back, cells, 0)
         self._put(AskJob(ask, self._compared))
-        compacted = self._meaning.compacted() if self._in_parts else []
-        for pid, _ in compacted:
+        compacted = self._meaning.compacted() if self._in_parts else {}
+        for pid in compacted:
             self._views.name(pid)
         if compacted:  # on one Redis a message and the one that it replaced changed places in one step
             self._put(AskJob(partial(self._look_through, compacted), self._remove_gone))
@@ -96,9 +96,7 @@ class Showing:
     def _remove_gone(self, found: dict[int, list[int]]) -> None:
         plan = Plan()
         for pid, seqs in found.items():
-            gone = [(seq, 1) for seq in seqs if not self._meaning.holds(pid, seq)]
-            if gone:
-                self._views.removed(Removed(pid, gone), plan)
+            self._views.removed(Removed(pid, [(seq, 1) for seq in seqs]), plan)
         self._write(plan)
 
     def _found(self, found: dict[_Cell, list[int]]) -> None:
@@ -163,17 +161,19 @@ class Showing:
         answer = link.ask([(base, call(MOVE, keys, *words))])[0]
         return [int(seq) for seq in answer]
 
-    def _look_through(self, compacted: list[tuple[int, int]], link: Link, token: int) -> dict[int, list[int]]:
-        """What is in the streams of compacted queues that hold more than they should: views that a crash cut off."""
+    def _look_through(self, compacted: dict[int, list[int]], link: Link, token: int) -> dict[int, list[int]]:
+        """What is in the streams of compacted queues and should not be: views that a crash cut off. Compared with what
+        they held when it was asked for: what is replaced since then goes with its own frame."""
         found: dict[int, list[int]] = {}
-        bases = [self._places.base(pid) for pid, _ in compacted]
+        bases = [self._places.base(pid) for pid in compacted]
         lengths = link.ask([(base, ["XLEN", base]) for base in bases])
-        for (pid, live), base, length in zip(compacted, bases, lengths):
-            start = "-" if int(length) > live else ""
+        for (pid, held), base, length in zip(compacted.items(), bases, lengths):
+            start = "-" if int(length) > len(held) else ""
+            living = set(held) if start else set()
             while start:
                 entries = link.ask([(base, ["XRANGE", base, start, "+", "COUNT", _AT_ONCE])])[0]
                 seqs = [sequence_of(entry) for entry, _ in entries]
-                found.setdefault(pid, []).extend(seqs)
+                found.setdefault(pid, []).extend(seq for seq in seqs if seq not in living)
                 start = f"{seqs[-1] + 1}-0" if seqs else ""
         return found
 

@@ -58,7 +58,7 @@ class Views:
         self._fresh: dict[_Cell, int] = {}
         self._consumed: dict[_Cell, int] = {}
         self._trimmed: dict[int, int] = {}
-        self._untrimmed: set[int] = set()
+        self._untrimmed: dict[int, int] = {}  # the first message that lives, by partition
         self._uncounted: dict[int, dict[str, int]] = {}
 
     # ---- frames
@@ -78,10 +78,12 @@ class Views:
                 self._queue_gone(change, plan)
             else:
                 touched.update(self._other(change, plan))
-        self._untrimmed.update(touched)
-        self._untrimmed.difference_update(gone)
-        if self._max_length:  # a promise, not a habit
-            for pid in touched.difference(gone):
+        for pid in gone:
+            self._untrimmed.pop(pid, None)
+        for pid in touched.difference(gone):
+            # As of this frame: what is settled in the next one must be there until that is kept.
+            self._untrimmed[pid] = self._meaning.first_live(pid)
+            if self._max_length:  # a promise, not a habit
                 self.trim(pid, plan)
         return gone
 
@@ -99,8 +101,11 @@ class Views:
             for what, by in counted.items():
                 steps.command("HINCRBY", counters(base), what, by)
         self._uncounted.clear()
-        for pid in self._untrimmed:
-            self.trim(pid, plan)
+        for pid, first in self._untrimmed.items():
+            if first > self._trimmed.get(pid, 0):
+                self._trimmed[pid] = first
+                base = self._base(pid)
+                plan.view(base).command("XTRIM", base, "MINID", f"{first}-0")
         self._untrimmed.clear()
 
     def name(self, pid: int) -> None:
@@ -240,8 +245,9 @@ class Views:
         steps.try_command(base, *words)
 
     def trim(self, pid: int, plan: Plan) -> None:
-        """Let go of everything below the first message that lives. Where a length is set and reached, Redis is told
-        the length: the engine has let go of what is beyond it, and what a stranger put in front goes too."""
+        """Let go of everything below the first message that lives, at a commit or before the first one. Where a length
+        is set and reached, Redis is told the length: the engine has let go of what is beyond it, and what a stranger
+        put in front goes too."""
         first = self._meaning.first_live(pid)
         if first > self._trimmed.get(pid, 0):
             self._trimmed[pid] = first
