@@ -92,7 +92,7 @@ def measure(
         lines += running.run_brokers(harness, bin_, folder, queues, cases, rounds, secs)
     if "fresh" in parts:
         some = [target for target in targets if target == "sluice" or target in FRESH_PEERS]
-        lines += running.run_brokers(harness, bin_, folder, some, list(page.FRESH), 1, secs)
+        lines += running.run_brokers(harness, bin_, folder, some, list(page.FRESH), 1, secs, doors=False)
     if "jobs" in parts:
         lines += running.run_workers(harness, folder, python, libraries, min(rounds, 2))
     return lines, facts, left_out
