@@ -23,6 +23,7 @@ from sluice.cli import app
 from sluice.cli.bench import NAMES
 from tests.brokers import Broker, same_build
 
+pytestmark = pytest.mark.timeout(150)  # whole processes, on machines that have other things to do
 PATIENCE_SECONDS = 120.0
 ROWS = [
     *("pubsub", "queue", "strict", "fan-out", "compacted"),
@@ -57,7 +58,6 @@ def measured(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return document
 
 
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize("name", ROWS)
 def test_a_scenario_loses_doubles_and_disorders_nothing(name: str, measured: dict[str, Any]) -> None:
     [row] = [each for each in measured["results"] if each["scenario"] == name]
