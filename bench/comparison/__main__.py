@@ -92,8 +92,8 @@ def measure(
         lines += running.run_brokers(harness, bin_, folder, queues, cases, rounds, secs)
     if "fresh" in parts:
         some = [target for target in targets if target == "sluice" or target in FRESH_PEERS]
-        lines += running.run_brokers(harness, bin_, folder, some, list(page.FRESH), 1, secs)
-    if "jobs" in parts:
+        lines += running.run_brokers(harness, bin_, folder, some, list(page.FRESH), 1, secs, doors=False)
+    if "jobs" in parts and any(peer.program == "redis-server" for peer in here):
         lines += running.run_workers(harness, folder, python, libraries, min(rounds, 2))
     return lines, facts, left_out
 
@@ -152,4 +152,7 @@ def write(target: Path, lines: list[dict[str, object]], facts: list[str], left_o
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -39,7 +39,7 @@ Group = tuple[str, Sequence[tuple[str, Spread]]]  # a case in words, and the pee
 
 def draw(groups: Sequence[Group]) -> str:
     values = [value for _, rows in groups for _, spread in rows for value in (spread.low, spread.high)]
-    low = math.floor(math.log2(min([0.5, *values])))
+    low = math.floor(math.log2(min([0.5, *values])) - 0.7)  # with room for a figure on the left
     high = math.ceil(math.log2(max([2.0, *values])))
 
     def at(value: float) -> float:

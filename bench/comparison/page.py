@@ -181,7 +181,8 @@ def _fresh(rows: Rows) -> str:
             value = rows.median(case, target, name)
             line.append("-" if value is None else form.format(value))
         lines.append(line)
-    return f"### Connections and backlog\n\n{_table(lines)}" if targets else ""
+    text = "### Connections and backlog\n\nA freshly started broker for each; Sluice without HTTP and gRPC. One round."
+    return f"{text}\n\n{_table(lines)}" if targets else ""
 
 
 def _jobs(rows: Rows) -> str:

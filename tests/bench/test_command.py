@@ -23,6 +23,7 @@ from sluice.cli import app
 from sluice.cli.bench import NAMES
 from tests.brokers import Broker, same_build
 
+pytestmark = pytest.mark.timeout(150)  # whole processes, on machines that have other things to do
 PATIENCE_SECONDS = 120.0
 ROWS = [
     *("pubsub", "queue", "strict", "fan-out", "compacted"),
@@ -57,7 +58,6 @@ def measured(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return document
 
 
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize("name", ROWS)
 def test_a_scenario_loses_doubles_and_disorders_nothing(name: str, measured: dict[str, Any]) -> None:
     [row] = [each for each in measured["results"] if each["scenario"] == name]
@@ -149,7 +149,9 @@ def test_whoever_is_interrupted_leaves_no_process_and_no_directory(
         (["--url", "http://127.0.0.1:8080"], 2, "--url is not the MQTT address of a broker"),
         (["--pid", "1"], 2, "--pid is the process of the broker that --url names"),
         (["--url", "mqtt://127.0.0.1", "--data", "x"], 2, "Leave one of them out"),
+        (["--url", "mqtt://127.0.0.1", "--pid", "4194305"], 2, "there is no process 4194305 here"),
         (["--plot", "figures.xlsx"], 2, "Name a file that ends in .svg"),
+        (["--plot", "nowhere/figures.svg"], 2, "in a directory that is there"),
         (["queue", "--data", "/proc/nowhere"], 1, "--data"),
         (["pubsub", "--url", "mqtt://127.0.0.1:1"], 4, "no connection"),
     ],

@@ -106,6 +106,28 @@ def test_a_peer_that_is_not_installed_is_named_with_the_way_to_get_it(
     assert all(re.search("left out: `pip install '.+'`$", told) for told in missing)
 
 
+FAKE_HARNESS = """
+import json, sys
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+for target in given["--targets"].split(","):
+    if target == "nats-js":
+        sys.exit("broker exited with 1")
+    with open(given["--json"], "a") as out:
+        out.write(json.dumps({"case": given["--cases"], "target": target, "round": 0}) + "\\n")
+"""
+
+
+def test_a_peer_that_does_not_start_is_left_out_and_the_others_are_measured_again(
+    comparison: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "compare.py").write_text(FAKE_HARNESS)
+    targets = ["sluice", "nats-js", "mosquitto"]
+    run = comparison("comparison.running").run_brokers
+    lines = run(tmp_path, tmp_path, tmp_path, targets, ["q1k"], 1, 1.0)
+    assert [line["target"] for line in lines] == ["sluice", "mosquitto"]
+    assert "nats-js does not start, and is left out" in capfd.readouterr().err
+
+
 def test_a_folder_that_is_not_the_harness_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "comparison", "--harness", str(tmp_path)],

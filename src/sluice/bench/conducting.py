@@ -190,13 +190,13 @@ def _await_all(crew: Crew, timing: Timing, deliveries: float, already: int, tell
         sent, confirmed, delivered = (
             sum(answer[name] for answer in answers) for name in ("sent", "confirmed", "delivered")
         )
-        done = confirmed >= sent and delivered >= (sent + already) * deliveries
-        if done and not any(answer["sending"] for answer in answers):
-            return
         if (confirmed, delivered) != progress:
             progress, since = (confirmed, delivered), time.monotonic()
             tell(delivered or confirmed)
-        elif time.monotonic() - since > timing.stall_seconds:
+        done = confirmed >= sent and delivered >= (sent + already) * deliveries
+        if done and not any(answer["sending"] for answer in answers):
+            return
+        if time.monotonic() - since > timing.stall_seconds:
             return  # what is missing is counted as lost
         time.sleep(POLL_SECONDS)
 

@@ -20,17 +20,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 
+from sluice.cli.bench_figures import head, remarks, result_table, warning, warnings_of
 from sluice.cli.failures import NOT_REACHABLE, SOMETHING_WRONG, Failure, guarded, wrong_command
 from sluice.cli.options import Json
-from sluice.cli.output import BAD, FAINT, GOOD, WARN, Column, Output, facts, styled, table
+from sluice.cli.output import Output
 from sluice.cli.serving import build
-from sluice.cli.wording import size
 
 if TYPE_CHECKING:
-    from sluice.bench.machine import Disk, Machine
     from sluice.bench.results import Result
     from sluice.bench.scenarios import Size
     from sluice.bench.target import Target
@@ -39,6 +36,7 @@ NAMES: Final = (
     *("pubsub", "queue", "strict", "fan-out", "compacted"),
     *("backlog", "many-queues", "idle", "latency"),
 )
+LEAVES_NOTHING: Final = frozenset({"pubsub", "fan-out", "idle"})  # behind in a broker that is not ours
 LEAST_PAYLOAD: Final = 24
 
 
@@ -106,8 +104,14 @@ def bench(
             raise wrong_command(
                 "--pid is the process of the broker that --url names", "Add --url, or leave it out"
             )
-        if plot is not None and plot.suffix.lower() != ".svg":
-            raise wrong_command(f"{plot} cannot be drawn", "Name a file that ends in .svg")
+        if pid is not None and not Path(f"/proc/{pid}").exists():
+            raise wrong_command(
+                f"there is no process {pid} here", "Leave --pid out if the broker is elsewhere"
+            )
+        if plot is not None and (plot.suffix.lower() != ".svg" or not plot.absolute().parent.is_dir()):
+            raise wrong_command(
+                f"{plot} cannot be drawn", "Name a file that ends in .svg, in a directory that is there"
+            )
         from sluice.bench.conducting import Timing
         from sluice.bench.scenarios import Size
 
@@ -174,11 +178,10 @@ class _Run:
             else:
                 brokers = partial(_left_running, _running(url, pid))
             seen = url is None or pid is not None
-            warnings = [*machine.warnings, *_warnings_of(disk, seen)]
+            warnings = [*machine.warnings, *warnings_of(disk, seen)]
             if not self._output.as_json:
-                self._output.show(_head(machine, disk, url, self._durability, self._processes))
-                for warning in warnings:
-                    self._output.show(Text.assemble(("! ", WARN), styled(warning, WARN)))
+                self._output.show(head(machine, disk, url, self._durability, self._processes))
+                self._output.show(*(warning("! ", text) for text in warnings))
             try:
                 run, results = self._measure(brokers)
             except NotReachable as fault:
@@ -196,9 +199,9 @@ class _Run:
         if self._output.as_json:
             self._output.data(document)
         else:
-            self._output.show("", _table(results, self._output.width), "")
-            self._tell_more(results, disturbed)
-        if url is not None:
+            self._output.show("", result_table(results, self._output.width), "")
+            self._output.show(*remarks(results, disturbed))
+        if url is not None and not LEAVES_NOTHING.issuperset(self._chosen):
             self._output.note(
                 f"The queues bench/{run}/... stay in that broker, empty: `sluice queue list` shows them, "
                 "`sluice queue delete` removes them."
@@ -234,15 +237,6 @@ class _Run:
                 progress.advance(whole)
         return run, results
 
-    def _tell_more(self, results: Sequence[Result], disturbed: Sequence[str]) -> None:
-        lines: list[Text] = []
-        for result in results:
-            told = "; ".join((f"{result.scenario}: {result.what}", *_facts(result)))
-            lines.append(styled(told, FAINT))
-            lines += [Text.assemble(("  ! ", WARN), styled(warning, WARN)) for warning in result.warnings]
-        lines += [Text.assemble(("! ", WARN), styled(warning, WARN)) for warning in disturbed]
-        self._output.show(*lines)
-
 
 def _running(url: str, pid: int | None) -> Target:
     from sluice.bench.target import Target, read_address
@@ -274,112 +268,3 @@ def _progress() -> Progress:
         transient=True,
         disable=not console.is_terminal,
     )
-
-
-def _warnings_of(disk: Disk | None, seen: bool) -> list[str]:
-    warnings = []
-    if disk is not None and disk.is_memory:
-        warnings.append(
-            f"the data is on {disk.filesystem}, which is memory: a sync costs nothing there. "
-            "Name a directory on a disk with --data"
-        )
-    if not seen:
-        warnings.append(
-            "CPU and memory of the broker cannot be seen: name its process with --pid, if it is here"
-        )
-    return warnings
-
-
-def _head(machine: Machine, disk: Disk | None, url: str | None, durability: str, processes: int) -> Table:
-    pairs: list[tuple[str, str]] = [
-        ("machine", f"{machine.cpu}, {machine.cores} cores, {size(machine.memory_bytes)}"),
-        ("system", f"{machine.kernel}, {machine.python}"),
-        ("sluice", f"{machine.sluice}, {machine.build}"),
-    ]
-    if disk is not None:
-        pairs.append(
-            (
-                "disk",
-                f"{disk.filesystem}; one fdatasync {disk.sync_median_ms:.2f} ms, "
-                f"p99 {disk.sync_p99_ms:.2f} ms, of {disk.syncs}",
-            )
-        )
-    pairs += [
-        ("durability", f"{durability}: {_PROMISE[durability]}"),
-        ("broker", "our own, a fresh one for each scenario" if url is None else url.rpartition("@")[2]),
-        ("generators", f"{processes} process{'es' if processes > 1 else ''}"),
-    ]
-    return facts(pairs)
-
-
-_PROMISE: Final = {
-    "sync": "a publish to a queue is answered after fdatasync",
-    "interval": "a publish to a queue is answered after the write, synced within 200 ms",
-}
-
-_COLUMNS: Final = (
-    Column("scenario"),
-    Column("msgs/s", number=True),
-    Column("per CPU-s", number=True),
-    Column("p50 ms", number=True),
-    Column("p99 ms", number=True),
-    Column("p99.9 ms", number=True),
-    Column("wrong", number=True),
-    Column("broker", number=True),
-    Column("load", number=True),
-)
-
-
-def _table(results: Sequence[Result], width: int) -> Table:
-    """`broker` and `load` are cores: what the broker used, and the busiest generator process."""
-    rows: list[list[str | Text]] = [
-        [
-            result.scenario,
-            styled(f"{result.per_second:,.0f}", "bold"),
-            _or_dash(result.per_cpu_second, "{:,.0f}"),
-            *(_milliseconds(result.latency_ms.get(name)) for name in ("p50", "p99", "p99.9")),
-            styled("0", GOOD) if result.is_whole else styled(_wrong(result), BAD),
-            _or_dash(result.broker_cores, "{:.0%}"),
-            f"{result.generator_cores:.0%}",
-        ]
-        for result in results
-    ]
-    return table(_COLUMNS, rows, width)
-
-
-def _wrong(result: Result) -> str:
-    counts = {
-        "lost": result.lost,
-        "doubled": result.doubled,
-        "out of order": result.disordered,
-        "refused": result.refused,
-    }
-    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-
-
-def _or_dash(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
-
-
-def _milliseconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.2f}" if value < 10 else f"{value:,.0f}"
-
-
-def _facts(result: Result) -> list[str]:
-    """What only this scenario tells, in words."""
-    said: list[str] = []
-    late: list[str] = []
-    for name, value in result.facts.items():
-        if name.startswith("memory_bytes_per_"):
-            said.append(f"{value:,.0f} bytes of memory per {name.rpartition('_')[2]}")
-        elif name.startswith("sent_late_ms_"):
-            late.append(f"{name.rpartition('_')[2]} {value:.2f} ms")
-        else:
-            said.append(f"{name.replace('_', ' ')}: {value:,.0f}")
-    if late:
-        said.append(f"the generator itself was late by {', '.join(late)}")
-    if result.facts and result.memory_bytes is not None and not late:
-        said.append(f"the broker has {size(result.memory_bytes)}")
-    return said
