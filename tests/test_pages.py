@@ -3,10 +3,12 @@ order, and says what the page says. Whatever else the pages show of the command 
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,7 +21,7 @@ from sluice.cli import app
 from sluice.queues import snapshot
 from sluice.store.embedded import layout
 from tests.brokers import Broker
-from tests.pages import PAGES, ROOT, QuickCli, Shell, steps
+from tests.pages import PAGES, ROOT, QuickCli, Shell, blocks, steps
 from tests.services import need_program
 
 WALKED = (
@@ -124,6 +126,17 @@ def test_the_versions_of_what_is_kept_are_those_of_the_code() -> None:
     assert f"snapshot file | {layout.VERSION} | {layout.VERSION} |" in page
     reads = ", ".join(str(version) for version in range(snapshot.OLDEST, snapshot.VERSION + 1))
     assert f"in the snapshot | {snapshot.VERSION} | {reads} |" in page
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_is_shown_and_not_run_can_at_least_be_read(page: str) -> None:
+    for info, text in blocks(page):
+        if info.startswith("python"):
+            compile(text, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        elif info.startswith("toml"):
+            tomllib.loads(text)
+        elif info == "sh":
+            subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
 # ---- commands that are shown, and not run because of what they would do

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from sluice.config_sources import load_settings
 from sluice.supervisor import Supervisor
 from tests.brokers import StartBroker, same_build
 
@@ -173,6 +174,13 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=SECONDS
     )
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_the_configuration_that_comes_with_the_unit_is_the_default_one() -> None:
+    flags: dict[tuple[str, tuple[str, ...]], str | Path | bool | None] = {
+        ("--data", ("data",)): "sluice-data"
+    }
+    assert load_settings(UNIT.with_name("sluice.toml"), {}, flags) == load_settings(None, {}, {})
 
 
 def test_the_unit_restarts_what_crashed_and_not_what_is_wrongly_configured() -> None:
