@@ -68,8 +68,7 @@ async def work(url: str, name: str, ended: asyncio.Queue[str]) -> None:
                 if told["attempt"] == "2":
                     ended.put_nowait("dead")
             else:
-                # A redriven order says which one it was at first.
-                order = told.get("redriven-from", told["message-id"])
+                order = told["message-id"]
                 await client.publish(f"$queue/{SHIPPED}", order, qos=1, user={"message-id": order})
                 await settle(client, "$ack", message)
                 ended.put_nowait("shipped")

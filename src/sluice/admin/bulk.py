@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from sluice.admin.hands import Hands, plain
 from sluice.admin.looking import Register
 from sluice.errors import (
     InUse,
+    InvalidBatch,
     InvalidQueueConfig,
     InvalidQueueName,
     OutOfRange,
@@ -24,6 +25,7 @@ from sluice.errors import (
     UnknownPartition,
 )
 from sluice.message import Message
+from sluice.queues import dead_letters
 from sluice.queues.batches import Places, append_some, check_room, collect, note_batch, settle_some
 from sluice.queues.compaction import check
 from sluice.queues.group import Group
@@ -80,12 +82,40 @@ class Batch:
     number: int
     rows: int
     runs: list[tuple[str, list[Message]]] = field(default_factory=list)
+    repairs: Sequence[Repair] = ()
+    to_all: bool = False  # repairs are for every group, not only for the one that failed
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
     rows: int
     replayed: bool
+    skipped: int = 0  # repairs whose letter is gone, or being worked on
+
+
+class Repair(Protocol):
+    """A row that takes the place of a dead letter (`bulk.rows.Repair`)."""
+
+    @property
+    def queue(self) -> str: ...
+    @property
+    def message(self) -> Message: ...
+    @property
+    def home(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def sequence(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Mending:
+    """A repair, its letter, and where both belong."""
+
+    repair: Repair
+    queue: Queue
+    partition: Partition
+    letter: Message
 
 
 class BulkDesk:
@@ -303,18 +333,67 @@ class BulkDesk:
             for queue, messages in runs:
                 for message in messages if queue.rules.compacted else []:
                     check(queue, message)
+            menders = await self._letters(batch.repairs)
             runner.hold()
             try:
                 note_batch(engine, batch.app, batch.number, batch.rows)
                 for queue, messages in runs:
                     await self._append(queue, messages)
+                mended = await self._mend(menders, batch.to_all)
             except BaseException as fault:
                 runner.break_off(fault)  # half a batch is in the open frame: that frame must never be kept
                 raise
             hands.begin()
             runner.release()
             await hands.kept()
-        return Committed(batch.rows, False)
+        return Committed(batch.rows, False, len(batch.repairs) - mended)
+
+    async def _letters(self, repairs: Sequence[Repair]) -> list[Mending]:
+        """The letters that are there, with what is to take their place."""
+        hands = self._hands
+        found: list[tuple[Repair, Queue, Partition]] = []
+        for one in repairs:
+            if not self._register.takes_the_dead(one.home) and not one.home.startswith("dlq/"):
+                raise InvalidBatch(
+                    f"queue {one.home!r} is no dead-letter queue", "Give the place of a dead letter"
+                )
+            home = hands.engine.queues.get(one.home)
+            if home is None or not 0 <= one.partition < len(home.partitions):
+                continue
+            queue = hands.engine.queues.get(one.queue) or hands.door.open(one.queue)
+            if queue.rules.compacted:
+                check(queue, one.message)
+            found.append((one, queue, home.partitions[one.partition]))
+        menders: list[Mending] = []
+        for at in range(0, len(found), STEP):
+            some = found[at : at + STEP]
+            letters = await hands.read([(partition, one.sequence) for one, _, partition in some])
+            menders += [
+                Mending(one, queue, partition, letter)
+                for (one, queue, partition), letter in zip(some, letters, strict=True)
+                if letter is not None
+            ]
+        return menders
+
+    async def _mend(self, menders: list[Mending], to_all: bool) -> int:
+        """Put each in the place of its letter; how many there were."""
+        hands = self._hands
+        count = 0
+        for at in range(0, len(menders), STEP):
+            hands.begin()
+            for one in menders[at : at + STEP]:
+                if hands.lives(one.queue) and dead_letters.replace(
+                    hands.engine,
+                    one.partition,
+                    one.repair.sequence,
+                    one.letter,
+                    one.queue,
+                    one.repair.message,
+                    to_all,
+                ):
+                    count += 1
+            await hands.breathe()
+        return count
 
     async def _append(self, queue: Queue, messages: list[Message]) -> None:
         hands = self._hands

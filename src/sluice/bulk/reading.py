@@ -351,9 +351,9 @@ class LocalReading:
                 reached = seq
                 break
             if batches.columns.bytes >= BATCH_BYTES:
-                parts.append(batches.take())
+                parts += batches.take()
         if batches.columns.rows:
-            parts.append(batches.take())
+            parts += batches.take()
         return b"".join(parts), reached
 
     def go(self) -> None:

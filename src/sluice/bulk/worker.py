@@ -35,6 +35,7 @@ from sluice.store.embedded.layout import log_name
 OPEN_FILES: Final = 4
 NICE: Final = 15  # messages go first: of a core that the broker could fill, three hundredths
 STALL_SECONDS: Final = 900
+MOST_PARTS: Final = 64  # of one call; the system takes 1,024
 PIECE_BYTES: Final = 1 << 16  # written at once: who copies more in the kernel keeps others off the core
 
 
@@ -79,14 +80,17 @@ class Way:
         self._poll.register(fd, select.POLLOUT)
         self._poll.register(line_fd, 0)  # a hang-up is told without being asked for
 
-    def write(self, data: bytes | memoryview) -> None:
-        whole = memoryview(data)
-        parts = [whole[at : at + PIECE_BYTES] for at in range(0, len(whole), PIECE_BYTES)]
+    def write(self, *data: bytes | memoryview) -> None:
+        whole = [memoryview(part) for part in data]
         if self._chunked:
-            parts = [memoryview(b"%x\r\n" % len(whole)), *parts, memoryview(b"\r\n")]
+            size = sum(len(part) for part in whole)
+            whole = [memoryview(b"%x\r\n" % size), *whole, memoryview(b"\r\n")]
+        parts = deque(
+            part[at : at + PIECE_BYTES] for part in whole for at in range(0, len(part), PIECE_BYTES)
+        )
         while parts:
             try:
-                sent = os.writev(self._fd, parts[:2])
+                sent = os.writev(self._fd, _about(parts, PIECE_BYTES))
             except BlockingIOError:
                 ready = self._poll.poll(STALL_SECONDS * 1000)
                 if not ready or any(fd == self._line_fd for fd, _ in ready):
@@ -95,9 +99,20 @@ class Way:
             except OSError:
                 raise Gone from None
             while parts and sent >= len(parts[0]):
-                sent -= len(parts.pop(0))
+                sent -= len(parts.popleft())
             if sent:
                 parts[0] = parts[0][sent:]
+
+
+def _about(parts: deque[memoryview], size: int) -> list[memoryview]:
+    """The first of them, together as long as that or a little more."""
+    found: list[memoryview] = []
+    for part in parts:
+        found.append(part)
+        size -= len(part)
+        if size <= 0 or len(found) == MOST_PARTS:
+            break
+    return found
 
 
 class Segments:
@@ -112,7 +127,6 @@ class Segments:
         """The map of a log that reaches to `end`; None where there is no such log, or it does not."""
         mapped = self._mapped.pop(segment, None)
         if mapped is not None and len(mapped) < end:
-            mapped.close()
             mapped = None
         if mapped is None:
             try:
@@ -126,13 +140,9 @@ class Segments:
             finally:
                 os.close(fd)
             if len(self._mapped) >= OPEN_FILES:
-                self._mapped.pop(next(iter(self._mapped))).close()
+                del self._mapped[next(iter(self._mapped))]  # unmapped when no batch needs it any more
         self._mapped[segment] = mapped
         return mapped
-
-    def close(self) -> None:
-        for mapped in self._mapped.values():
-            mapped.close()
 
 
 class Reading:
@@ -154,25 +164,22 @@ class Reading:
         )
         self._segments = Segments(asked["directory"])
         skips = False  # until `again`: the rows that follow one that was missing are asked for anew
-        try:
-            while True:
-                kind, body = self._ahead.popleft() if self._ahead else self._line.next()
-                if kind == words.AGAIN:
-                    skips = False
-                elif kind == words.END:
-                    self._begin()
-                    self._way.write(END)
-                    self._line.tell(is_ended=True)
-                    return
-                elif kind == words.PLACES and not skips:
-                    missing = self._read(body)
-                    if missing < 0:
-                        self._line.tell(is_done=True)
-                    else:
-                        skips = True
-                        self._line.tell(missing=missing)
-        finally:
-            self._segments.close()
+        while True:
+            kind, body = self._ahead.popleft() if self._ahead else self._line.next()
+            if kind == words.AGAIN:
+                skips = False
+            elif kind == words.END:
+                self._begin()
+                self._way.write(END)
+                self._line.tell(is_ended=True)
+                return
+            elif kind == words.PLACES and not skips:
+                missing = self._read(body)
+                if missing < 0:
+                    self._line.tell(is_done=True)
+                else:
+                    skips = True
+                    self._line.tell(missing=missing)
 
     def _begin(self) -> None:
         """There is something to send: the answer may begin, and does when the door says so."""
@@ -213,7 +220,7 @@ class Reading:
         if self._batches.columns.rows:
             batch = self._batches.take()
             self._begin()
-            self._way.write(batch)
+            self._way.write(*batch)
 
 
 def serve(fds: list[int]) -> None:

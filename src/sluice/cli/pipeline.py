@@ -14,7 +14,7 @@ import typer
 from sluice.cli.completion import complete_queue
 from sluice.cli.failures import SOMETHING_WRONG, wrong_command
 from sluice.cli.findings import show_causes, show_flow, show_repair, show_verdict
-from sluice.cli.options import Yes
+from sluice.cli.options import DryRun, ToAll, Yes
 from sluice.cli.remote import Visit, command
 from sluice.cli.sparking import (
     asked_to_stop,
@@ -62,7 +62,6 @@ RowsPerBatch = Annotated[
 By = Annotated[str, typer.Option(metavar="EXPR", help="What the key is, in SQL.")]
 DropEmpty = Annotated[bool, typer.Option("--drop-empty", help="An empty payload says that its key is gone.")]
 Where = Annotated[str, typer.Option(metavar="EXPR", help="Only rows for which this SQL is true.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
 Report = Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Write the report, one HTML file.")]
 Master = Annotated[
     str,
@@ -182,6 +181,7 @@ def redrive(
     sql: Annotated[
         str, typer.Option(metavar="QUERY", help="A whole query over the view letters, in place of --set.")
     ] = "",
+    to_all: ToAll = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     master: Master = "",
@@ -192,7 +192,7 @@ def redrive(
     if sql and changes:
         raise wrong_command("--sql and --set exclude each other", "Put the changes into the query")
     if not _have_died(visit, queue):
-        if not visit.answered({"put_back": 0, "finished": 0}):
+        if not visit.answered({"put_back": 0, "skipped": 0}):
             visit.out.show(f"No dead letters of {queue}.")
         return
     with spark_for(visit, "redrive", master, conf) as spark:
@@ -217,13 +217,14 @@ def redrive(
                 where=where,
                 changes=changes or (),
                 sql=sql,
+                to_all=to_all,
                 tell=lambda number, total: tell(number),
             )
-    if visit.answered({"put_back": done.put_back, "finished": done.finished}):
+    if visit.answered({"put_back": done.put_back, "skipped": done.skipped}):
         return
-    if done.finished:
-        visit.out.show(f"Ended {plural(done.finished, 'dead letter')} that an earlier run had put back.")
     visit.out.show(f"Put {plural(done.put_back, 'dead letter')} of {queue} back.")
+    if done.skipped:
+        visit.out.note(f"{plural(done.skipped, 'other')} had gone meanwhile, or a consumer works on them.")
 
 
 @command(app, "transform")

@@ -28,9 +28,18 @@ from pyspark.sql.streaming.datasource import (
 
 from sluice.errors import SluiceError
 from sluice.spark import planning
-from sluice.spark.door import Door, QueueOffsets
+from sluice.spark.door import Door, QueueOffsets, row_bytes
 from sluice.spark.faults import DataLost, InvalidOption, Refused
-from sluice.spark.offsets import Sequences, Task, admit, from_json, ranges_between, tasks_for, to_json
+from sluice.spark.offsets import (
+    ROW_BYTES,
+    Sequences,
+    Task,
+    admit,
+    from_json,
+    ranges_between,
+    tasks_for,
+    to_json,
+)
 from sluice.spark.options import EARLIEST, LATEST, ReadOptions
 from sluice.spark.rows import read_task
 
@@ -51,6 +60,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: Sequences | None = None
         self._target: Sequences | None = None  # where a run with availableNow ends
         self._latest: Sequences = {}
+        self._row_bytes: float = ROW_BYTES  # by the last look
         self._settled: Sequences = {}
         self._idle_since = 0.0  # since when too little waits for a batch
 
@@ -87,6 +97,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = self._look(begin)
         latest = planning.latest_of(found)
         self._latest = latest
+        self._row_bytes = row_bytes(found.values())
         self._check(begin, found)
         if self._target is not None:
             latest = {
@@ -103,7 +114,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         options = self._options
         ranges = ranges_between(from_json(start), from_json(end), not options.fail_on_data_loss)
-        return tasks_for(ranges, options.min_partitions)
+        return tasks_for(ranges, options.min_partitions, self._row_bytes)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._settle(from_json(end))
@@ -209,11 +220,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._idle_since = 0.0
         most = options.max_offsets or waiting
         if options.max_bytes:
-            kept = sum(
-                max(0, one.latest - one.earliest) for seen in found.values() for one in seen.partitions
-            )
-            size = sum(one.bytes for seen in found.values() for one in seen.partitions)
-            most = min(most, max(1, options.max_bytes * max(kept, 1) // max(size, 1)))
+            most = min(most, max(1, int(options.max_bytes / max(row_bytes(found.values()), 1.0))))
         return admit(first, latest, most)
 
     # ---- the group
