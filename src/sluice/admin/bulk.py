@@ -187,17 +187,29 @@ class BulkDesk:
     # ---- reading
 
     async def slice(
-        self, name: str, number: int, start: int, end: int, lenient: bool, most: int, most_bytes: int
+        self,
+        name: str,
+        number: int,
+        start: int,
+        end: int,
+        lenient: bool,
+        most: int,
+        most_bytes: int,
+        group: str = "",
     ) -> Slice:
-        """The next part of a range. What is not kept any more is refused, unless `lenient`."""
+        """The next part of a range. What is not kept any more is refused, unless `lenient`. For a group, what is for
+        another one alone is left out; and whatever it waits for is kept, so that nothing before the earliest is
+        missed."""
         queue = self._hands.queue(name)
         partition = _partition(queue, number)
-        _check_range(partition, start, end, lenient)
+        reader = _group(queue, group) if group and (not lenient or group in queue.groups) else None
+        _check_range(partition, start, end, lenient, reader is not None)
+        gid = 0 if reader is None else int(reader.gid)
         asked, end = end, min(end, int(partition.committed))
         found = Places()
         while start < end:
             enough = min(most, int(found.count) + AT_ONCE)
-            start = int(collect(partition, start, end, enough, most_bytes, found))
+            start = int(collect(partition, start, end, gid, enough, most_bytes, found))
             if found.count < enough or enough == most:
                 break
             await self._hands.breathe()
@@ -422,12 +434,12 @@ def _partition(queue: Queue, number: int) -> Partition:
     return queue.partitions[number]
 
 
-def _check_range(partition: Partition, start: int, end: int, lenient: bool) -> None:
+def _check_range(partition: Partition, start: int, end: int, lenient: bool, is_kept: bool) -> None:
     name, number = partition.queue.name, partition.number
     earliest, latest = _earliest(partition), int(partition.committed)
     if lenient or start >= end:
         return
-    if start < earliest:
+    if start < earliest and not is_kept:
         raise OutOfRange(
             f"partition {number} of queue {name!r} is kept from {earliest} on, and {start} is before that",
             "Begin at the earliest; messages are kept until every group has settled them, so read with a group",

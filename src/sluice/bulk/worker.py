@@ -116,8 +116,8 @@ def _about(parts: deque[memoryview], size: int) -> list[memoryview]:
 
 
 class Segments:
-    """Logs, mapped when they are needed, for all readers: the pages of a log that ten of them read are fetched once. One
-    that was given back stays readable for whoever has it mapped, and its room on disk is free when nobody has. The
+    """Logs, mapped when they are needed, for all readers: the pages of a log that ten of them read are fetched once.
+    One that was given back stays readable for whoever has it mapped, and its room on disk is free when nobody has. The
     broker maps nothing, because a page that must be fetched would hold its interpreter; here only this reader waits."""
 
     def __init__(self) -> None:

@@ -152,9 +152,17 @@ class Door:
         return _sequences(self._ask("GET", f"{_path_of(queue)}/offsets/at?{query}"))
 
     def rows(
-        self, queue: str, partition: int, start: int, end: int, columns: list[str], lenient: bool = False
+        self,
+        queue: str,
+        partition: int,
+        start: int,
+        end: int,
+        columns: list[str],
+        lenient: bool = False,
+        group: str = "",
     ) -> Iterator[pa.RecordBatch]:
-        """The kept messages of a range, once and without a second try: `StreamCut` says that the rest is missing."""
+        """The kept messages of a range, once and without a second try: `StreamCut` says that the rest is missing. With
+        a group: without those that are for another one alone."""
         import pyarrow as pa  # whoever only asks for progress can do without
 
         query = urlencode(
@@ -163,6 +171,7 @@ class Door:
                 "end": end,
                 "columns": ",".join(columns),
                 "lenient": "true" if lenient else "false",
+                "group": group,
             }
         )
         path = f"{_path_of(queue)}/partitions/{partition}/rows?{query}"

@@ -128,7 +128,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Task)
-        return read_task(self._options.where, self._names, partition)
+        return read_task(self._options.where, self._names, partition, self._options.group)
 
     # ---- looking
 
@@ -198,11 +198,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         f"partition {one.partition} of queue {queue!r} goes up to {one.latest}, and Spark has read"
                         f" up to {start}: the queue was deleted and made again, or its broker's data are others"
                     )
-                elif start < one.earliest:
-                    self._lost(
-                        f"partition {one.partition} of queue {queue!r} is kept from {one.earliest} on, and Spark has"
-                        f" read up to {start} only"
-                    )
+            if not self._options.group:  # what a group waits for is kept; the rest was not for it
+                self._check_kept(seen, {part: seq for (one, part), seq in begin.items() if one == queue})
+
+    def _check_kept(self, seen: QueueOffsets, begin: dict[int, int]) -> None:
+        for one in seen.partitions:
+            if begin.get(one.partition, one.earliest) < one.earliest:
+                self._lost(
+                    f"partition {one.partition} of queue {seen.queue!r} is kept from {one.earliest} on, and Spark has"
+                    f" read up to {begin[one.partition]} only"
+                )
 
     def _lost(self, what: str) -> None:
         if self._options.fail_on_data_loss:
@@ -252,8 +257,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if all(self._settled.get((queue, part)) == seq for part, seq in ends.items()):
                 continue
             try:
-                self._open().advance(queue, group, ends, create=True)
+                self._advance(queue, ends)
+            except DataLost:
+                raise
             except SluiceError as fault:
                 log.warning("the group %s of %s does not follow yet: %s", group, queue, fault)
             else:
                 self._settled.update({(queue, part): seq for part, seq in ends.items()})
+
+    def _advance(self, queue: str, ends: dict[int, int]) -> None:
+        """A group that is gone, or new to this checkpoint, was not there to keep what Spark has not read yet."""
+        door, group = self._open(), self._options.group
+        try:
+            door.advance(queue, group, ends)
+        except Refused as refusal:
+            if refusal.code != "unknown_group":
+                raise
+            self._check_kept(door.offsets(queue), ends)
+            door.advance(queue, group, ends, create=True)

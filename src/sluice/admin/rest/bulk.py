@@ -155,6 +155,7 @@ class RowsQuery(BaseModel):
     lenient: bool = Field(
         default=False, description="Leave out what is not kept any more instead of refusing"
     )
+    group: str = Field(default="", description="For this group: without what is for another one alone")
 
 
 class Progress(BaseModel):
@@ -374,7 +375,7 @@ async def read_rows(
         return await ask(
             request,
             lambda service: service.bulk.slice(
-                name, partition, at, query.end, query.lenient, most, most_bytes
+                name, partition, at, query.end, query.lenient, most, most_bytes, query.group
             ),
         )
 
