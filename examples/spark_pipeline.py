@@ -68,8 +68,7 @@ async def work(url: str, name: str, ended: asyncio.Queue[str]) -> None:
                 if told["attempt"] == "2":
                     ended.put_nowait("dead")
             else:
-                # A redriven order says which one it was at first.
-                order = told.get("redriven-from", told["message-id"])
+                order = told["message-id"]
                 await client.publish(f"$queue/{SHIPPED}", order, qos=1, user={"message-id": order})
                 await settle(client, "$ack", message)
                 ended.put_nowait("shipped")
@@ -119,11 +118,9 @@ def main(mqtt: str, where: Where, folder: Path) -> None:
     spark = session("example", **settings)
     table = folder / "orders"
 
-    def archive_orders() -> int:
-        """Every message once, however often this is started, and whatever happens in between."""
-        return running.run(lambda: archive.start(spark, queues, ORDERS, table, once=True), once=True).rows
-
-    print(f"archived {archive_orders()} messages")
+    # Every message once, however often this is started, and whatever happens in between.
+    done = running.run(lambda: archive.start(spark, queues, ORDERS, table, once=True), once=True)
+    print(f"archived {done.rows} messages")
 
     found = dead_letters.look(queues.read(spark, f"dlq/{ORDERS}"))
     for cause in found.causes:
@@ -136,7 +133,6 @@ def main(mqtt: str, where: Where, folder: Path) -> None:
     )
     ends = asyncio.run(let_workers_end(mqtt, put_back.put_back, publishing=False))
     print(f"repaired and put back {put_back.put_back}: {ends.count('shipped')} shipped")
-    print(f"archived {archive_orders()} more")
 
     def ids(rows: DataFrame) -> DataFrame:
         return audit.identified(rows).where(f"id LIKE '{RUN}-%'")

@@ -27,8 +27,8 @@ def run(program: str, root: str) -> str:
 def test_the_programs_of_the_page_write_and_read(start_broker: StartBroker) -> None:
     reader, writer = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     root = f"http://{start_broker().address('http')}"
-    assert run(writer, root) == "{'committed': True, 'rows': 2, 'replayed': False}\n"
-    assert run(writer, root) == "{'committed': True, 'rows': 2, 'replayed': True}\n"
+    assert run(writer, root) == "{'committed': True, 'rows': 2, 'replayed': False, 'skipped': 0}\n"
+    assert run(writer, root) == "{'committed': True, 'rows': 2, 'replayed': True, 'skipped': 0}\n"
     once = reader.replace("while True:", "for _ in range(1):")
     assert once != reader
     found = run(once, root)

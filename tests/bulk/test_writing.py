@@ -302,3 +302,44 @@ async def test_mqtt_goes_on_while_a_large_batch_is_committed(house: BulkHouse) -
         await worker.join()
         got = {(await worker.next()).payload for _ in range(sent)}
     assert got == {json.dumps(nth).encode() for nth in range(sent)}
+
+
+async def test_a_row_takes_the_place_of_a_dead_letter_for_the_group_that_failed(house: BulkHouse) -> None:
+    await house.make(partitions=3)
+    await house.ok(
+        "PUT", f"/bulk/queues/{house.queue}/groups/g/progress", json={"partitions": {}, "create": True}
+    )
+    await house.reject(b"bad", **{"message-id": "mine", "partition-key": "k"})
+    dead = f"dlq/{house.queue}"
+    [letter] = await house.ok("GET", f"/queues/{house.queue}/dlq")
+    place = f"{dead}/{letter['partition']}/{letter['sequence']}"
+    table = pa.table({"value": [b"good", b"late"], "key": [b"k", b"k"], "letter": [place, f"{dead}/0/99"]})
+    answer = await house.fill(table)
+    assert (answer["rows"], answer["skipped"], answer["replayed"]) == (2, 1, False)
+    assert (await house.ok("GET", f"/queues/{house.queue}/dlq")) == []
+    waiting = {one["name"]: one["lag"] for one in await house.ok("GET", f"/queues/{house.queue}/groups")}
+    assert waiting == {"g": 1, "w": 1}, "g still waits for the first life of it, and not for the second"
+    told = await house.ok("GET", f"/queues/{house.queue}/messages/mine")
+    assert told["message_id"] == "mine"
+
+
+@pytest.mark.parametrize("letter", ["nonsense", "dlq/q/0", "dlq/q/x/1"])
+async def test_a_letter_is_named_by_its_place(house: BulkHouse, letter: str) -> None:
+    await house.make()
+    table = pa.table({"value": [b"x"], "letter": [letter]})
+    stage = await house.stage(table, 0, "letters")
+    told = await house.no(
+        400, "invalid_batch", "POST", "/bulk/stages/letters/0/commit", json={"stages": [stage["stage"]]}
+    )
+    assert "QUEUE/PARTITION/SEQUENCE" in told["do"]
+
+
+async def test_only_a_dead_letter_can_be_replaced(house: BulkHouse) -> None:
+    await house.make()
+    await house.publish("alive")
+    stage = await house.stage(pa.table({"value": [b"x"], "letter": [f"{house.queue}/0/0"]}), 0, "theft")
+    told = await house.no(
+        400, "invalid_batch", "POST", "/bulk/stages/theft/0/commit", json={"stages": [stage["stage"]]}
+    )
+    assert "no dead-letter queue" in told["message"]
+    assert (await house.rows()).num_rows == 1

@@ -323,7 +323,7 @@ def places_of(
     found: list[int] = []
     while start < end:
         places = Places()
-        reached = int(collect(partition, start, end, most, most_bytes, places))
+        reached = int(collect(partition, start, end, 0, most, most_bytes, places))
         data = places.value()
         for at in range(0, len(data), 20):
             seq = int.from_bytes(data[at : at + 8], "little")

@@ -81,13 +81,16 @@ def test_an_archive_holds_each_message_once_and_its_progress_is_the_groups(
         assert pq.read_table(table, partitioning=None).num_rows == 51
 
 
-def test_a_repaired_letter_is_put_back_once_and_leaves_the_dead(
+def test_a_repaired_letter_goes_back_once_to_the_group_that_failed_it(
     house: House, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queues = Queues(house.where)
+    house.make(partitions=4)
+    house.door.advance(house.queue, "other", {}, create=True)
     for text in ('{"n": NaN}', '{"n": 1}', "hopeless"):
-        asyncio.run(house.reject(text.encode()))
-    first = house.read(subscribe=f"dlq/{house.queue}")[0]["message_id"]
+        asyncio.run(house.reject(text.encode(), message_id=f"id of {text}"))
+    house.door.advance(house.queue, "other", house.door.offsets(house.queue).latest())
+    homes = {row["value"]: row["original_partition"] for row in house.read(subscribe=f"dlq/{house.queue}")}
     words = [
         "redrive",
         "-q",
@@ -101,30 +104,33 @@ def test_a_repaired_letter_is_put_back_once_and_leaves_the_dead(
     assert "1 dead letter in all" in shown.stdout and '{"n": 0}' in shown.stdout
     assert dead(house) == 3
 
-    # The driver dies after the letters were put back, and before they are ended.
+    # The driver dies as soon as the broker has put it back, and is started again; so is somebody else meanwhile.
+    late = redrive.repaired(queues.read(spark, f"dlq/{house.queue}"), "text LIKE '%NaN%'").persist()
+    late.count()
     with monkeypatch.context() as broken:
-        broken.setattr(Queues, "settle_letters", lambda *told: (_ for _ in ()).throw(KeyboardInterrupt))
+        mend = Queues.mend
+
+        def mend_and_die(*told: Any) -> int:
+            mend(*told)
+            raise KeyboardInterrupt
+
+        broken.setattr(Queues, "mend", mend_and_die)
         with pytest.raises(KeyboardInterrupt):
             redrive.run(spark, queues, house.queue, where="text LIKE '%NaN%'", changes=["value = 'mended'"])
-    assert (kept(house), dead(house)) == (Counter(["mended"]), 3)
-
     done = json.loads(sluice(*words, "--yes", "--json", house=house).stdout)
-    assert done == {"put_back": 0, "finished": 1}
-    assert (kept(house), dead(house)) == (Counter(["mended"]), 2)
+    assert done == {"put_back": 0, "skipped": 0}
+    with monkeypatch.context() as slow:
+        slow.setattr(redrive, "repaired", lambda *told: late)
+        assert redrive.run(spark, queues, house.queue) == redrive.Redriven(put_back=0, skipped=1)
+    [row] = house.read()
+    assert (row["value"], row["message_id"]) == (b"mended", 'id of {"n": NaN}')
+    assert row["partition"] == homes[b'{"n": NaN}']
+    assert (house.lag("w"), house.lag("other"), dead(house)) == (1, 0, 2)
 
-    # Two at once: the broker takes the number of a portion once.
-    rows = redrive.repaired(queues.read(spark, f"dlq/{house.queue}"), "text = 'hopeless'").toArrow()
-    with monkeypatch.context() as late:
-        late.setattr(Queues, "last_portion", lambda *told: 0)
-        with pytest.raises(redrive.RedriveFailed, match="somebody else"):
-            redrive.put_back(queues, house.queue, rows)
-    assert redrive.run(spark, queues, house.queue).put_back == 2
+    told = sluice("redrive", "-q", house.queue, "--to-all", "--yes", house=house)
+    assert "Put 2 dead letters" in told.stdout
     assert kept(house) == Counter(["mended", '{"n": 1}', "hopeless"])
-    assert dead(house) == 0
-
-    # Ended once more, it is gone; a message that somebody called by the same name is not meant.
-    asyncio.run(house.reject(b"innocent", message_id=first))
-    assert (queues.settle_letters(house.queue, [first], careful=True), dead(house)) == (0, 1)
+    assert (house.lag("w"), house.lag("other"), dead(house)) == (3, 2, 0)
 
 
 FUNCTION = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from hypothesis import given
@@ -10,12 +11,14 @@ from hypothesis import strategies as st
 
 from sluice.spark.faults import InvalidOption
 from sluice.spark.offsets import (
+    TASK_BYTES,
     TASK_ROWS,
     Range,
     Sequences,
     admit,
     from_json,
     ranges_between,
+    shared_out,
     split,
     tasks_for,
     to_json,
@@ -68,14 +71,34 @@ def test_ranges_hold_every_sequence_once(start: Sequences, more: Sequences, leas
     assert len(parts) >= min(least // 2, sum(one.end - one.start for one in whole))
 
 
-@given(sequences)
-def test_short_ranges_share_a_task_and_none_is_left_out(found: Sequences) -> None:
+@given(sequences, st.integers(0, 4), st.sampled_from([100.0, 1e6]))
+def test_partitions_share_tasks_whole_and_none_is_left_out(
+    found: Sequences, least: int, row_bytes: float
+) -> None:
     ranges = ranges_between({}, found, False)
-    tasks = tasks_for(ranges, 0)
-    assert [one for task in tasks for one in task.ranges] == ranges
-    sizes = [sum(one.end - one.start for one in task.ranges) for task in tasks]
-    assert all(size <= TASK_ROWS or len(task.ranges) == 1 for size, task in zip(sizes, tasks))
-    assert [len(task.ranges) for task in tasks_for(ranges, 1)] == [1] * len(ranges)
+    tasks = tasks_for(ranges, least, row_bytes)
+    if least <= len(ranges):
+        assert sorted((one for task in tasks for one in task.ranges), key=ranges.index) == ranges
+    assert len(tasks) >= min(least, len(ranges))
+    assert all(task.ranges for task in tasks)
+    assert tasks_for(ranges, least, row_bytes) == tasks
+
+
+def test_there_are_as_many_tasks_as_cores_and_more_where_each_would_read_very_much() -> None:
+    cores = len(os.sched_getaffinity(0))
+    wide = [Range("q", number, 0, TASK_ROWS) for number in range(4 * cores)]
+    assert len(tasks_for(wide, 0, 1.0)) == cores
+    assert len(tasks_for(wide, 0, 2 * TASK_BYTES / (4 * TASK_ROWS))) == 2 * cores
+    assert len(tasks_for(wide, 0, TASK_BYTES)) == 4 * cores, "each partition its own, and no more"
+    assert len(tasks_for(wide, 3 * cores, 1.0)) == 3 * cores
+    assert len(tasks_for([Range("q", number, 0, 2) for number in range(10)], 0)) == 1, "short ones share one"
+
+
+def test_tasks_have_about_as_much_to_read_as_each_other() -> None:
+    lengths = [90_000, 10_000, 50_000, 40_000, 60_000, 50_000]
+    ranges = [Range("q", number, 0, length) for number, length in enumerate(lengths)]
+    sizes = [sum(one.end for one in share) for share in shared_out(ranges, 2)]
+    assert max(sizes) - min(sizes) <= 20_000
 
 
 def test_what_is_new_or_made_again_is_read_from_its_beginning() -> None:

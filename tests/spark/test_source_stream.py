@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -208,6 +209,40 @@ def test_messages_that_are_gone_are_told_or_passed_over(house: House) -> None:
             planner.batch()
     with planning(house, start, failOnDataLoss="false") as planner:
         assert planner.batch() == numbers(4, 10)
+
+
+def test_what_is_put_back_for_another_group_is_not_read_and_its_end_is_no_loss(house: House) -> None:
+    house.make()
+    with planning(house, group="g") as planner:
+        asyncio.run(house.reject(b"bad"))
+        assert planner.batch() == ["bad"]
+        assert planner.batch() == []
+        retried = house.api.post(f"/queues/{house.queue}/dlq/retry", json={})
+        assert retried.json()["retried"] == 1
+        assert house.depth() == 1
+        assert planner.batch() == []
+        assert house.api.post(f"/queues/{house.queue}/purge").is_success
+        house.fill(["next"])
+        assert planner.batch() == ["next"]
+
+
+def test_a_group_that_was_deleted_is_told_if_something_is_gone(house: House) -> None:
+    house.make()
+    house.fill(numbers(0, 4))
+    with planning(house, group="g", maxOffsetsPerTrigger="2") as planner:
+        assert planner.batch() == numbers(0, 2)
+        assert planner.batch() == numbers(2, 4)
+        end = planner.start
+    assert house.api.delete(f"/queues/{house.queue}/groups/g").is_success
+    house.door.advance(house.queue, "other", {}, create=True, start="latest")
+    house.fill(numbers(4, 6))
+    with planning(house, end, group="g") as planner:
+        assert planner.batch() == numbers(4, 6), "what is there is kept for it from now on"
+    assert house.api.delete(f"/queues/{house.queue}/groups/g").is_success
+    house.fill(numbers(6, 8))
+    house.door.advance(house.queue, "other", house.door.offsets(house.queue).latest())
+    with planning(house, end, group="g") as planner, pytest.raises(DataLost, match="Spark has read up to 4"):
+        planner.batch()
 
 
 def test_a_queue_that_was_made_again_is_told_or_read_anew(house: House) -> None:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from sluice.admin.hands import Hands, plain
 from sluice.admin.looking import Register
 from sluice.errors import (
     InUse,
+    InvalidBatch,
     InvalidQueueConfig,
     InvalidQueueName,
     OutOfRange,
@@ -24,6 +25,7 @@ from sluice.errors import (
     UnknownPartition,
 )
 from sluice.message import Message
+from sluice.queues import dead_letters
 from sluice.queues.batches import Places, append_some, check_room, collect, note_batch, settle_some
 from sluice.queues.compaction import check
 from sluice.queues.group import Group
@@ -80,12 +82,40 @@ class Batch:
     number: int
     rows: int
     runs: list[tuple[str, list[Message]]] = field(default_factory=list)
+    repairs: Sequence[Repair] = ()
+    to_all: bool = False  # repairs are for every group, not only for the one that failed
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
     rows: int
     replayed: bool
+    skipped: int = 0  # repairs whose letter is gone, or being worked on
+
+
+class Repair(Protocol):
+    """A row that takes the place of a dead letter (`bulk.rows.Repair`)."""
+
+    @property
+    def queue(self) -> str: ...
+    @property
+    def message(self) -> Message: ...
+    @property
+    def home(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def sequence(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Mending:
+    """A repair, its letter, and where both belong."""
+
+    repair: Repair
+    queue: Queue
+    partition: Partition
+    letter: Message
 
 
 class BulkDesk:
@@ -157,17 +187,29 @@ class BulkDesk:
     # ---- reading
 
     async def slice(
-        self, name: str, number: int, start: int, end: int, lenient: bool, most: int, most_bytes: int
+        self,
+        name: str,
+        number: int,
+        start: int,
+        end: int,
+        lenient: bool,
+        most: int,
+        most_bytes: int,
+        group: str = "",
     ) -> Slice:
-        """The next part of a range. What is not kept any more is refused, unless `lenient`."""
+        """The next part of a range. What is not kept any more is refused, unless `lenient`. For a group, what is for
+        another one alone is left out; and whatever it waits for is kept, so that nothing before the earliest is
+        missed."""
         queue = self._hands.queue(name)
         partition = _partition(queue, number)
-        _check_range(partition, start, end, lenient)
+        reader = _group(queue, group) if group and (not lenient or group in queue.groups) else None
+        _check_range(partition, start, end, lenient, reader is not None)
+        gid = 0 if reader is None else int(reader.gid)
         asked, end = end, min(end, int(partition.committed))
         found = Places()
         while start < end:
             enough = min(most, int(found.count) + AT_ONCE)
-            start = int(collect(partition, start, end, enough, most_bytes, found))
+            start = int(collect(partition, start, end, gid, enough, most_bytes, found))
             if found.count < enough or enough == most:
                 break
             await self._hands.breathe()
@@ -303,18 +345,67 @@ class BulkDesk:
             for queue, messages in runs:
                 for message in messages if queue.rules.compacted else []:
                     check(queue, message)
+            menders = await self._letters(batch.repairs)
             runner.hold()
             try:
                 note_batch(engine, batch.app, batch.number, batch.rows)
                 for queue, messages in runs:
                     await self._append(queue, messages)
+                mended = await self._mend(menders, batch.to_all)
             except BaseException as fault:
                 runner.break_off(fault)  # half a batch is in the open frame: that frame must never be kept
                 raise
             hands.begin()
             runner.release()
             await hands.kept()
-        return Committed(batch.rows, False)
+        return Committed(batch.rows, False, len(batch.repairs) - mended)
+
+    async def _letters(self, repairs: Sequence[Repair]) -> list[Mending]:
+        """The letters that are there, with what is to take their place."""
+        hands = self._hands
+        found: list[tuple[Repair, Queue, Partition]] = []
+        for one in repairs:
+            if not self._register.takes_the_dead(one.home) and not one.home.startswith("dlq/"):
+                raise InvalidBatch(
+                    f"queue {one.home!r} is no dead-letter queue", "Give the place of a dead letter"
+                )
+            home = hands.engine.queues.get(one.home)
+            if home is None or not 0 <= one.partition < len(home.partitions):
+                continue
+            queue = hands.engine.queues.get(one.queue) or hands.door.open(one.queue)
+            if queue.rules.compacted:
+                check(queue, one.message)
+            found.append((one, queue, home.partitions[one.partition]))
+        menders: list[Mending] = []
+        for at in range(0, len(found), STEP):
+            some = found[at : at + STEP]
+            letters = await hands.read([(partition, one.sequence) for one, _, partition in some])
+            menders += [
+                Mending(one, queue, partition, letter)
+                for (one, queue, partition), letter in zip(some, letters, strict=True)
+                if letter is not None
+            ]
+        return menders
+
+    async def _mend(self, menders: list[Mending], to_all: bool) -> int:
+        """Put each in the place of its letter; how many there were."""
+        hands = self._hands
+        count = 0
+        for at in range(0, len(menders), STEP):
+            hands.begin()
+            for one in menders[at : at + STEP]:
+                if hands.lives(one.queue) and dead_letters.replace(
+                    hands.engine,
+                    one.partition,
+                    one.repair.sequence,
+                    one.letter,
+                    one.queue,
+                    one.repair.message,
+                    to_all,
+                ):
+                    count += 1
+            await hands.breathe()
+        return count
 
     async def _append(self, queue: Queue, messages: list[Message]) -> None:
         hands = self._hands
@@ -343,12 +434,12 @@ def _partition(queue: Queue, number: int) -> Partition:
     return queue.partitions[number]
 
 
-def _check_range(partition: Partition, start: int, end: int, lenient: bool) -> None:
+def _check_range(partition: Partition, start: int, end: int, lenient: bool, is_kept: bool) -> None:
     name, number = partition.queue.name, partition.number
     earliest, latest = _earliest(partition), int(partition.committed)
     if lenient or start >= end:
         return
-    if start < earliest:
+    if start < earliest and not is_kept:
         raise OutOfRange(
             f"partition {number} of queue {name!r} is kept from {earliest} on, and {start} is before that",
             "Begin at the earliest; messages are kept until every group has settled them, so read with a group",

@@ -31,6 +31,7 @@ BASE: Final = (
     "attempt",
     "topic",
 )
+VALUE: Final = "value"
 HEADERS: Final = "headers"
 STORY: Final = (
     "original_queue",
@@ -50,7 +51,7 @@ ALL: Final = (*BASE, HEADERS, *STORY)
 
 _FILLED: Final = {
     "key": made.KEY,
-    "value": made.VALUE,
+    VALUE: made.VALUE,
     "sequence": made.SEQUENCE,
     "timestamp": made.TIMESTAMP,
     "message_id": made.MESSAGE_ID,
@@ -109,6 +110,25 @@ def schema_of(names: list[str]) -> pa.Schema:
     return pa.schema([(name, types.get(name, pa.string())) for name in names])
 
 
+class Parts:
+    """What Arrow writes of a stream, in the parts in which it writes it: the buffers themselves, and no copy."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[memoryview] = []
+
+    def write(self, data: Any) -> None:
+        self._parts.append(memoryview(data))
+
+    def flush(self) -> None:
+        pass
+
+    def take(self) -> list[memoryview]:
+        found, self._parts = self._parts, []
+        return found
+
+
 class Batches:
     """Record batches of one partition. `queue` and `partition` are the same in every row, and so is the attempt: what
     is read by range is read for the first time, whoever has had it meanwhile."""
@@ -125,19 +145,25 @@ class Batches:
         for name, value in (("queue", queue), ("partition", partition), ("attempt", 1)):
             if name in names:
                 self._same[name] = pa.repeat(pa.scalar(value, self.schema.field(name).type), BATCH_ROWS)
+        self._even = pa.array(range(0, 2 * BATCH_ROWS, 2), pa.int32())
+        self._parts = Parts()
+        self._stream = pa.ipc.new_stream(self._parts, self.schema)
+        self._stream.write_batch(pa.RecordBatch.from_pylist([], schema=self.schema))
+        self._parts.take()  # the head, which comes with the first batch, and that
 
     def head(self) -> bytes:
         """How the stream begins."""
         return bytes(self.schema.serialize())
 
-    def take(self) -> memoryview:
+    def take(self) -> list[memoryview]:
         """What was added, as the bytes of one batch."""
         import pyarrow as pa
 
         rows = int(self.columns.rows)
         arrays = [self._array(field, rows) for field in self.schema]
         self.columns.begin()
-        return memoryview(pa.RecordBatch.from_arrays(arrays, schema=self.schema).serialize())
+        self._stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
+        return self._parts.take()
 
     def _array(self, field: pa.Field, rows: int) -> Any:
         name = field.name
@@ -145,6 +171,8 @@ class Batches:
         same = self._same.get(name)
         if same is not None:
             return same.slice(0, rows)
+        if name == VALUE:
+            return self._values(rows)
         if name == HEADERS:
             return self._map(rows)
         if name in _STORY_TEXT:
@@ -154,6 +182,18 @@ class Batches:
         column = getattr(columns, name)
         make = _number_array if isinstance(column, Numbers) else _text_array
         return make(field.type, rows, column)
+
+    def _values(self, rows: int) -> Any:
+        """Those that were gathered, and behind them those that were copied."""
+        import pyarrow as pa
+
+        count, offsets = self.columns.spots.take()
+        copied = _text_array(pa.binary(), rows - count, self.columns.value)
+        if not count:
+            return copied
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.columns.mapped)]
+        found = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers).take(self._even.slice(0, count))
+        return found if count == rows else pa.concat_arrays([found, copied])
 
     def _map(self, rows: int) -> Any:
         import pyarrow as pa

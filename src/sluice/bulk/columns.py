@@ -7,6 +7,10 @@ pyarrow nor where a window comes from.
     text and bytes   offsets, i32 little endian, one more than rows; data; a bit for each row where some are null
     numbers          values, little endian; a bit for each row where some are null
     map              offsets into two columns, one of names and one of values
+
+Values are most of the bytes, and are not copied here at all as long as they lie one behind the other in one segment:
+`Spots` says where, and Arrow gathers them out of the map. The rest of a batch in which they do not (a compressed one,
+one that was moved, the next segment) is copied like any other text.
 """
 
 from __future__ import annotations
@@ -174,6 +178,33 @@ class Numbers:
         return found
 
 
+class Spots:
+    """Where values stand in a map of their segment: begin and end of each, which is how Arrow writes the offsets of
+    texts that lie side by side, a value and what is between it and the next in turn."""
+
+    def __init__(self) -> None:
+        self.count: i64 = 0
+        self._end: i64 = 0
+        self._out = BytesWriter()
+
+    def add(self, start: i64, end: i64) -> bool:
+        """False when it lies before another one."""
+        if start < self._end:
+            return False
+        write_i32_le(self._out, i32(start))
+        write_i32_le(self._out, i32(end))
+        self._end = end
+        self.count += 1
+        return True
+
+    def take(self) -> tuple[int, bytes]:
+        found = (int(self.count), self._out.getvalue())
+        self._out.truncate(0)
+        self.count = 0
+        self._end = 0
+        return found
+
+
 class Columns:
     """The rows of one batch, of one partition. `wanted` says which columns are filled."""
 
@@ -182,7 +213,9 @@ class Columns:
         self.missing: bool = False  # a message was not where it should be
         self.bytes: i64 = 0  # of values and headers: what makes a batch large
         self.key: Texts = Texts()
-        self.value: Texts = Texts()
+        self.value: Texts = Texts()  # of the rows behind those of which `spots` knows
+        self.spots: Spots = Spots()
+        self.mapped: mmap | None = None  # where the spots are
         self.message_id: Texts = Texts()
         self.topic: Texts = Texts()
         self.names: Texts = Texts()  # of headers
@@ -203,8 +236,9 @@ class Columns:
         self._story: list[int] = [-1] * (2 * _STORIES)
         write_i32_le(self._pairs, 0)
 
-    def add(self, window: bytes, at: i64, size: i64, seq: i64) -> bool:
-        """Take the record at `window[at:]`. False when it is not the message `seq`, whole and sound."""
+    def add(self, window: bytes, at: i64, size: i64, seq: i64, base: i64 = -1) -> bool:
+        """Take the record at `window[at:]`. False when it is not the message `seq`, whole and sound. `base`: where the
+        window begins in `mapped`, if it is a part of that."""
         if size < HEADER_BYTES + 28 or at < 0 or at + size > len(window):
             return False
         if i64(read_i32_le(window, at + 4)) & 0xFFFF_FFFF != size:
@@ -235,7 +269,12 @@ class Columns:
                 self.value.add_whole(payload)
                 self.bytes += len(payload)
             else:
-                self.value.add(window, start_value, at + size)
+                if (
+                    base < 0
+                    or self.spots.count < self.rows
+                    or not self.spots.add(base + start_value, base + at + size)
+                ):
+                    self.value.add(window, start_value, at + size)
                 self.bytes += at + size - start_value
         if wanted & KEY:
             if start_topic > start_key:
@@ -264,15 +303,24 @@ class Columns:
         return True
 
     def add_places(
-        self, window: bytes, start: i64, places: bytes, nth: i64, end: i64, most: i64, most_bytes: i64
+        self,
+        window: bytes,
+        start: i64,
+        is_mapped: bool,
+        places: bytes,
+        nth: i64,
+        end: i64,
+        most: i64,
+        most_bytes: i64,
     ) -> i64:
         """Take the messages at places `nth` to `end` out of a window that begins at `start` of their segment, until the
         batch is full; which one comes next. `missing` says that it is not where it should be."""
+        base: i64 = start if is_mapped else -1
         while nth < end and self.rows < most and self.bytes < most_bytes:
             at: i64 = nth * PLACE_BYTES
             offset: i64 = (read_i64_le(places, at + 8) & 0xFFFF_FFFF) - start
             size: i64 = i64(read_i32_le(places, at + 16)) & 0xFFFF_FFFF
-            if not self.add(window, offset, size, read_i64_le(places, at)):
+            if not self.add(window, offset, size, read_i64_le(places, at), base):
                 self.missing = True
                 return nth
             nth += 1
@@ -281,6 +329,9 @@ class Columns:
     def add_mapped(self, mapped: mmap, places: bytes, nth: i64, most: i64, most_bytes: i64) -> i64:
         """Take the messages from place `nth` on out of the map of their segment, as long as they are in that one and
         the batch is not full; which one comes next."""
+        if self.rows == 0:
+            self.mapped = mapped
+        is_mapped = self.mapped is mapped
         segment: i64 = read_i64_le(places, nth * PLACE_BYTES + 8) >> 32
         count: i64 = len(places) // PLACE_BYTES
         while nth < count and self.rows < most and self.bytes < most_bytes:
@@ -292,7 +343,7 @@ class Columns:
             last: i64 = (end - 1) * PLACE_BYTES
             stop: i64 = (read_i64_le(places, last + 8) & 0xFFFF_FFFF) + i64(read_i32_le(places, last + 16))
             window = mapped[int(start) : int(stop)]
-            nth = self.add_places(window, start, places, nth, end, most, most_bytes)
+            nth = self.add_places(window, start, is_mapped, places, nth, end, most, most_bytes)
             if self.missing:
                 break
         return nth
@@ -309,6 +360,7 @@ class Columns:
         """All columns were taken: a new batch."""
         self.rows = 0
         self.bytes = 0
+        self.mapped = None
 
     # ---- headers
 

@@ -39,6 +39,14 @@ WAY_BYTES: Final = 1 << 20  # what lies between worker and answer, at most
 MOST_READERS: Final = 32  # at a time; each has some 20 MB in the worker
 MOST_TRIES: Final = 60  # a message that is being moved is there again within moments
 TRY_SECONDS: Final = 0.05
+# A worker needs some 20 MB for each reader, again and again. glibc would give them back to the system after each batch,
+# and take them page by page for the next: a fifth of what a batch costs.
+MEMORY: Final = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 28),
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+}
 
 
 class Slice(Protocol):
@@ -78,7 +86,7 @@ class Worker:
                 [sys.executable, "-m", "sluice.bulk.worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path},
+                env={**os.environ, **MEMORY, "PYTHONPATH": path},
             )
         except BaseException:
             ours.close()
@@ -351,9 +359,9 @@ class LocalReading:
                 reached = seq
                 break
             if batches.columns.bytes >= BATCH_BYTES:
-                parts.append(batches.take())
+                parts += batches.take()
         if batches.columns.rows:
-            parts.append(batches.take())
+            parts += batches.take()
         return b"".join(parts), reached
 
     def go(self) -> None:

@@ -7,7 +7,7 @@ What cannot be a message refuses the whole batch, and says which row of which st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from sluice.bulk.stages import Stage
 from sluice.errors import InvalidBatch, InvalidPayload, MessageTooLarge
@@ -22,10 +22,20 @@ MAX_TEXT: Final = 65_535
 LONGEST_DELAY: Final = 36_500 * 86_400.0
 LAST_MOMENT: Final = 253_402_300_799_000  # milliseconds since 1970
 
-COLUMNS: Final = ("value", "key", "queue", "headers", "delay", "priority", "message_id")
+COLUMNS: Final = ("value", "key", "queue", "headers", "delay", "priority", "message_id", "letter")
 SHORT: Final = 1000
 KEYED: Final = b"\x26\x00\x0dpartition-key"  # how the user property of a key begins
 _OWN: Final = {"content-type": 0x03, "response-topic": 0x08, "correlation-data": 0x09}
+
+
+class Repair(NamedTuple):
+    """A row that takes the place of a dead letter."""
+
+    queue: str  # where it goes
+    message: Message
+    home: str  # where the letter lies
+    partition: int
+    sequence: int
 
 
 class Target(Protocol):
@@ -126,18 +136,35 @@ def _queue_name(stage: Stage, name: Any) -> str:
 
 def messages_of(
     stages: list[Stage], targets: Mapping[str, Target], now: float
-) -> list[tuple[str, list[Message]]]:
-    """All rows as messages, in runs for one queue each."""
+) -> tuple[list[tuple[str, list[Message]]], list[Repair]]:
+    """All rows as messages, in runs for one queue each; and those that take the place of dead letters."""
     runs: list[tuple[str, list[Message]]] = []
+    repairs: list[Repair] = []
     for stage in stages:
         maker = _Maker(stage, targets, now)
         for batch in _open(stage):
-            for queue, message in maker.of_batch(batch):
+            letters = batch.column("letter").to_pylist() if "letter" in batch.schema.names else None
+            for nth, (queue, message) in enumerate(maker.of_batch(batch)):
+                if letters is not None and letters[nth]:
+                    repairs.append(Repair(queue, message, *_place(stage, _bytes(letters[nth]).decode())))
+                    continue
                 if not runs or runs[-1][0] != queue:
                     run: list[Message] = []
                     runs.append((queue, run))
                 run.append(message)
-    return runs
+    return runs, repairs
+
+
+def _place(stage: Stage, letter: str) -> tuple[str, int, int]:
+    queue, _, place = letter.rpartition("/")
+    queue, _, partition = queue.rpartition("/")
+    if not queue or not partition.isdecimal() or not place.isdecimal():
+        raise _wrong(
+            stage,
+            f"{letter[:200]!r} is no dead letter",
+            "Say where it lies: QUEUE/PARTITION/SEQUENCE, such as dlq/tasks/image/0/120",
+        )
+    return queue.removeprefix("$queue/"), int(partition), int(place)
 
 
 class _Maker:
@@ -150,7 +177,7 @@ class _Maker:
 
     def of_batch(self, batch: pa.RecordBatch) -> Iterator[tuple[str, Message]]:
         columns = [batch.column(name).to_pylist() if name in batch.schema.names else None for name in COLUMNS]
-        values, keys, queues, headers, delays, priorities, ids = columns
+        values, keys, queues, headers, delays, priorities, ids, _ = columns
         assert values is not None
         stage = self._stage
         asks = any(column is not None for column in (headers, delays, priorities, ids))

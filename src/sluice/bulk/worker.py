@@ -32,9 +32,10 @@ from sluice.bulk.words import HEAD, PLACE
 from sluice.queues.compression import ZstdCodec
 from sluice.store.embedded.layout import log_name
 
-OPEN_FILES: Final = 4
+OPEN_FILES: Final = 8
 NICE: Final = 15  # messages go first: of a core that the broker could fill, three hundredths
 STALL_SECONDS: Final = 900
+MOST_PARTS: Final = 64  # of one call; the system takes 1,024
 PIECE_BYTES: Final = 1 << 16  # written at once: who copies more in the kernel keeps others off the core
 
 
@@ -79,14 +80,17 @@ class Way:
         self._poll.register(fd, select.POLLOUT)
         self._poll.register(line_fd, 0)  # a hang-up is told without being asked for
 
-    def write(self, data: bytes | memoryview) -> None:
-        whole = memoryview(data)
-        parts = [whole[at : at + PIECE_BYTES] for at in range(0, len(whole), PIECE_BYTES)]
+    def write(self, *data: bytes | memoryview) -> None:
+        whole = [memoryview(part) for part in data]
         if self._chunked:
-            parts = [memoryview(b"%x\r\n" % len(whole)), *parts, memoryview(b"\r\n")]
+            size = sum(len(part) for part in whole)
+            whole = [memoryview(b"%x\r\n" % size), *whole, memoryview(b"\r\n")]
+        parts = deque(
+            part[at : at + PIECE_BYTES] for part in whole for at in range(0, len(part), PIECE_BYTES)
+        )
         while parts:
             try:
-                sent = os.writev(self._fd, parts[:2])
+                sent = os.writev(self._fd, _about(parts, PIECE_BYTES))
             except BlockingIOError:
                 ready = self._poll.poll(STALL_SECONDS * 1000)
                 if not ready or any(fd == self._line_fd for fd, _ in ready):
@@ -95,44 +99,68 @@ class Way:
             except OSError:
                 raise Gone from None
             while parts and sent >= len(parts[0]):
-                sent -= len(parts.pop(0))
+                sent -= len(parts.popleft())
             if sent:
                 parts[0] = parts[0][sent:]
 
 
+def _about(parts: deque[memoryview], size: int) -> list[memoryview]:
+    """The first of them, together as long as that or a little more."""
+    found: list[memoryview] = []
+    for part in parts:
+        found.append(part)
+        size -= len(part)
+        if size <= 0 or len(found) == MOST_PARTS:
+            break
+    return found
+
+
 class Segments:
-    """Logs, mapped when they are needed. One that was given back stays readable for whoever has it mapped. The broker
-    maps nothing, because a page that must be fetched would hold its interpreter; here only this reader waits."""
+    """Logs, mapped when they are needed, for all readers: the pages of a log that ten of them read are fetched once.
+    One that was given back stays readable for whoever has it mapped, and its room on disk is free when nobody has. The
+    broker maps nothing, because a page that must be fetched would hold its interpreter; here only this reader waits."""
 
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
-        self._mapped: dict[int, mmap] = {}
+    def __init__(self) -> None:
+        self._mapped: dict[str, mmap] = {}
+        self._lock = threading.Lock()
+        self._readers = 0
 
-    def map(self, segment: int, end: int) -> mmap | None:
+    def __enter__(self) -> Segments:
+        with self._lock:
+            self._readers += 1
+        return self
+
+    def __exit__(self, *fault: object) -> None:
+        with self._lock:
+            self._readers -= 1
+            if not self._readers:
+                self._mapped.clear()
+
+    def map(self, path: str, end: int) -> mmap | None:
         """The map of a log that reaches to `end`; None where there is no such log, or it does not."""
-        mapped = self._mapped.pop(segment, None)
-        if mapped is not None and len(mapped) < end:
-            mapped.close()
-            mapped = None
-        if mapped is None:
-            try:
-                fd = os.open(f"{self._directory}/{log_name(segment)}", os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                return None
-            try:
-                if os.fstat(fd).st_size < end:
-                    return None
-                mapped = mmap(fd, 0, access=ACCESS_READ)
-            finally:
-                os.close(fd)
-            if len(self._mapped) >= OPEN_FILES:
-                self._mapped.pop(next(iter(self._mapped))).close()
-        self._mapped[segment] = mapped
-        return mapped
+        with self._lock:
+            mapped = self._mapped.pop(path, None)
+            if mapped is None or len(mapped) < end:
+                mapped = _mapped(path, end)
+            if mapped is not None:
+                self._mapped[path] = mapped
+                if len(self._mapped) > OPEN_FILES:
+                    del self._mapped[next(iter(self._mapped))]  # unmapped when no batch needs it any more
+            return mapped
 
-    def close(self) -> None:
-        for mapped in self._mapped.values():
-            mapped.close()
+
+def _mapped(path: str, end: int) -> mmap | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return mmap(fd, 0, access=ACCESS_READ) if os.fstat(fd).st_size >= end else None
+    finally:
+        os.close(fd)
+
+
+SEGMENTS: Final = Segments()
 
 
 class Reading:
@@ -152,27 +180,24 @@ class Reading:
         self._batches = Batches(
             asked["columns"], asked["queue"], asked["pid"], asked["partition"], ZstdCodec()
         )
-        self._segments = Segments(asked["directory"])
+        self._directory = asked["directory"]
         skips = False  # until `again`: the rows that follow one that was missing are asked for anew
-        try:
-            while True:
-                kind, body = self._ahead.popleft() if self._ahead else self._line.next()
-                if kind == words.AGAIN:
-                    skips = False
-                elif kind == words.END:
-                    self._begin()
-                    self._way.write(END)
-                    self._line.tell(is_ended=True)
-                    return
-                elif kind == words.PLACES and not skips:
-                    missing = self._read(body)
-                    if missing < 0:
-                        self._line.tell(is_done=True)
-                    else:
-                        skips = True
-                        self._line.tell(missing=missing)
-        finally:
-            self._segments.close()
+        while True:
+            kind, body = self._ahead.popleft() if self._ahead else self._line.next()
+            if kind == words.AGAIN:
+                skips = False
+            elif kind == words.END:
+                self._begin()
+                self._way.write(END)
+                self._line.tell(is_ended=True)
+                return
+            elif kind == words.PLACES and not skips:
+                missing = self._read(body)
+                if missing < 0:
+                    self._line.tell(is_done=True)
+                else:
+                    skips = True
+                    self._line.tell(missing=missing)
 
     def _begin(self) -> None:
         """There is something to send: the answer may begin, and does when the door says so."""
@@ -194,7 +219,8 @@ class Reading:
         nth = 0
         while nth < count:
             seq, address, size = PLACE.unpack_from(places, nth * PLACE_BYTES)
-            mapped = self._segments.map(address >> 32, (address & 0xFFFF_FFFF) + size)
+            path = f"{self._directory}/{log_name(address >> 32)}"
+            mapped = SEGMENTS.map(path, (address & 0xFFFF_FFFF) + size)
             if mapped is None:
                 self._send()
                 return int(seq)
@@ -213,7 +239,7 @@ class Reading:
         if self._batches.columns.rows:
             batch = self._batches.take()
             self._begin()
-            self._way.write(batch)
+            self._way.write(*batch)
 
 
 def serve(fds: list[int]) -> None:
@@ -221,7 +247,8 @@ def serve(fds: list[int]) -> None:
     try:
         teller = Line(line)
         try:
-            Reading(teller, fds[1]).run()
+            with SEGMENTS:
+                Reading(teller, fds[1]).run()
         except Gone:
             pass
         except Exception as fault:

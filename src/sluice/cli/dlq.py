@@ -16,7 +16,7 @@ from sluice.cli.api import of_queue
 from sluice.cli.completion import Queue, complete_group
 from sluice.cli.failures import Failure, wrong_command
 from sluice.cli.messages import Limit, show_message
-from sluice.cli.options import Yes
+from sluice.cli.options import DryRun, ToAll, Yes
 from sluice.cli.output import BAD, FAINT, Column, Output, styled, table
 from sluice.cli.remote import Visit, command
 from sluice.cli.wording import ago, count, one_line, plural
@@ -41,9 +41,7 @@ Since = Annotated[
 ]
 Until = Annotated[str, typer.Option(metavar="WHEN", help="Died before.")]
 Contains = Annotated[str, typer.Option(metavar="TEXT", help="With this text in the payload.")]
-ToAll = Annotated[bool, typer.Option("--to-all", help="To every group, not only to the one that failed.")]
 All = Annotated[bool, typer.Option("--all", help="All dead letters of the queue.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
 
 
 def add_to(root: typer.Typer, panel: str) -> None:

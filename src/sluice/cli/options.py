@@ -58,6 +58,8 @@ COMMON: Final[dict[str, tuple[Any, Any]]] = {
 
 # Said by several commands, with one meaning.
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
+ToAll = Annotated[bool, typer.Option("--to-all", help="To every group, not only to the one that failed.")]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """A command that asks a running broker: its own arguments, and those that say where the broker is.
 
 `@command(app, "peek")` registers a function whose first parameter is a `Visit`. The options of `options.COMMON` are
-added behind its own, so that every command has them, spelled and explained alike.
+added behind its own, so that every command has them, spelled and explained alike. Commands that share more than these
+(`sparking.pipeline`) have a visit of their own, made from more options (`registered`).
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, get_type_hints
+from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 import typer
 
@@ -21,6 +22,7 @@ from sluice.cli.options import COMMON, Where, find_broker
 from sluice.cli.output import Output
 
 P = ParamSpec("P")
+V = TypeVar("V", bound="Visit")
 
 
 class Visit:
@@ -57,18 +59,30 @@ class Visit:
 def command(
     app: typer.Typer, name: str, **more: Any
 ) -> Callable[[Callable[Concatenate[Visit, P], None]], Callable[Concatenate[Visit, P], None]]:
-    def register(function: Callable[Concatenate[Visit, P], None]) -> Callable[Concatenate[Visit, P], None]:
+    return registered(app, name, COMMON, visit_of, **more)
+
+
+def registered(
+    app: typer.Typer,
+    name: str,
+    shared: Mapping[str, tuple[Any, Any]],
+    begin: Callable[..., V],
+    **more: Any,
+) -> Callable[[Callable[Concatenate[V, P], None]], Callable[Concatenate[V, P], None]]:
+    """`shared` are the options that `begin` makes a visit of: the type and the default of each."""
+
+    def register(function: Callable[Concatenate[V, P], None]) -> Callable[Concatenate[V, P], None]:
         @functools.wraps(function)
         def run(**given: Any) -> None:
-            common = {key: given.pop(key) for key in COMMON}
+            told = {key: given.pop(key) for key in shared}
             with guarded("the broker"):
-                visit = _visit(**common)
+                visit = begin(**told)
                 try:
                     function(visit, **given)  # type: ignore[call-arg]
                 finally:
                     visit.close()
 
-        described = _parameters(function)
+        described = _parameters(function, shared)
         run.__signature__ = inspect.Signature(described)  # type: ignore[attr-defined]
         run.__annotations__ = {one.name: one.annotation for one in described}
         app.command(name, **more)(run)
@@ -77,12 +91,16 @@ def command(
     return register
 
 
-def _visit(url: str | None, token: str | None, token_file: Path | None, ca: Path | None, json: bool) -> Visit:
+def visit_of(
+    url: str | None, token: str | None, token_file: Path | None, ca: Path | None, json: bool
+) -> Visit:
     return Visit(find_broker(url, token, token_file, ca), json)
 
 
-def _parameters(function: Callable[..., None]) -> list[inspect.Parameter]:
-    """The function's own, without its visit, then the common ones."""
+def _parameters(
+    function: Callable[..., None], shared: Mapping[str, tuple[Any, Any]]
+) -> list[inspect.Parameter]:
+    """The function's own, without its visit, then the shared ones."""
     hints = get_type_hints(function, include_extras=True)
     own = list(inspect.signature(function).parameters.values())[1:]
     described = [
@@ -91,7 +109,7 @@ def _parameters(function: Callable[..., None]) -> list[inspect.Parameter]:
         )
         for one in own
     ]
-    for name, (kind, default) in COMMON.items():
+    for name, (kind, default) in shared.items():
         described.append(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         )

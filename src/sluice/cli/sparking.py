@@ -1,5 +1,8 @@
 """Spark for one command: started when everything else is known to be well, quiet, and ended with the command.
 
+`@pipeline(app, "archive")` registers a command whose first parameter is a `SparkVisit`, which has --master and --conf;
+the function says `with visit.spark() as spark`.
+
 What Java says on stderr would run through progress bars and answers. It goes into a file, which is named when something
 fails and is removed when nothing does. Under spark-submit Java runs already and speaks for itself.
 """
@@ -12,18 +15,20 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec
 
 import typer
 
+from sluice.cli.api import of_queue
 from sluice.cli.failures import NOT_FOUND, NOT_REACHABLE, Failure, wrong_command
-from sluice.cli.remote import Visit
+from sluice.cli.options import COMMON, Where, find_broker
+from sluice.cli.remote import Visit, registered
 from sluice.errors import SluiceError
 
 if TYPE_CHECKING:
@@ -34,6 +39,8 @@ if TYPE_CHECKING:
 
 # They write a page of JSON for each mistake in SQL, which we tell in a line.
 LOUD: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+PANEL: Final = "Spark"
+P = ParamSpec("P")
 INSTALL: Final = "pip install 'sluice[spark]'"
 SETTINGS: Final = {
     "spark.ui.enabled": "false",
@@ -41,6 +48,101 @@ SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "8",  # of the last stateful query's checkpoint for good: small is what fits most
 }
+
+
+Master = Annotated[
+    str,
+    typer.Option(
+        metavar="URL",
+        help="Spark's master: local[*,3] unless given, spark://HOST:7077 ...",
+        rich_help_panel=PANEL,
+    ),
+]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--conf", metavar="KEY=VALUE", help="Spark setting; can be repeated.", rich_help_panel=PANEL
+    ),
+]
+SHARED: Final[dict[str, tuple[Any, Any]]] = {"master": (Master, ""), "conf": (Conf, None), **COMMON}
+
+
+class SparkVisit(Visit):
+    """A command that starts Spark."""
+
+    def __init__(self, name: str, where: Where, as_json: bool, master: str, conf: list[str] | None) -> None:
+        super().__init__(where, as_json)
+        self._name = name
+        self._master = master
+        self._conf = conf or []
+
+    @property
+    def queues(self) -> Queues:
+        from sluice.spark import Where as DoorOf
+        from sluice.spark.pipelines.queues import Queues
+
+        return Queues(DoorOf(self.where.url, self.where.token, ca=str(self.where.ca or "")))
+
+    def check_queue(self, name: str) -> None:
+        """Before Spark is started: a wrong name or address is told in a second, not after ten."""
+        self.api.get(of_queue(name))
+
+    def have_died(self, queue: str) -> bool:
+        """Whether there is a dead-letter queue at all, of this queue or of any: the first death makes it. A wrong name
+        is told."""
+        names = {one["name"] for one in self.api.queues(prefix="dlq/")}
+        if not queue:
+            return bool(names)
+        if f"dlq/{queue}" not in names:
+            self.check_queue(queue)
+            return False
+        return True
+
+    @contextmanager
+    def spark(self, **more: str) -> Iterator[SparkSession]:
+        """A session with the user's settings, or the one that runs already, which is then left running. Whatever goes
+        wrong while it is used is told in words."""
+        from pyspark.logger import PySparkLogger
+        from pyspark.sql import SparkSession
+
+        from sluice.spark import session
+
+        for name_of_logger in LOUD:
+            PySparkLogger.getLogger(name_of_logger).disabled = True
+        settings = {**SETTINGS, **more, **dict(_setting(one) for one in self._conf)}
+        running = SparkSession.getActiveSession()
+        if running is not None:
+            with _in_words(None):
+                yield running
+            return
+        log = _Log(self)
+        with log:
+            spark = session(f"sluice pipeline {self._name}", self._master, **settings)
+        logging.getLogger().addHandler(logging.NullHandler())  # py4j would tell of Ctrl-C with a traceback
+        try:
+            with _in_words(log):
+                yield spark
+        finally:
+            spark.stop()
+        log.remove()
+
+
+def pipeline(
+    app: typer.Typer, name: str
+) -> Callable[[Callable[Concatenate[SparkVisit, P], None]], Callable[Concatenate[SparkVisit, P], None]]:
+    def begin(
+        master: str,
+        conf: list[str] | None,
+        url: str | None,
+        token: str | None,
+        token_file: Path | None,
+        ca: Path | None,
+        json: bool,
+    ) -> SparkVisit:
+        need_spark()
+        return SparkVisit(name, find_broker(url, token, token_file, ca), json, master, conf)
+
+    return registered(app, name, SHARED, begin)
 
 
 def need_spark() -> None:
@@ -51,45 +153,6 @@ def need_spark() -> None:
     from sluice.spark.java import find_java
 
     find_java()
-
-
-def queues_of(visit: Visit) -> Queues:
-    from sluice.spark import Where
-    from sluice.spark.pipelines.queues import Queues
-
-    told = visit.where
-    return Queues(Where(told.url, told.token, ca=str(told.ca or "")))
-
-
-@contextmanager
-def spark_for(
-    visit: Visit, name: str, master: str, conf: Sequence[str] | None, **more: str
-) -> Iterator[SparkSession]:
-    """A session with the user's settings, or the one that runs already, which is then left running. Whatever goes wrong
-    while it is used is told in words."""
-    from pyspark.logger import PySparkLogger
-    from pyspark.sql import SparkSession
-
-    from sluice.spark import session
-
-    for name_of_logger in LOUD:
-        PySparkLogger.getLogger(name_of_logger).disabled = True
-    settings = {**SETTINGS, **more, **dict(_setting(one) for one in conf or ())}
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        with _in_words(None):
-            yield running
-        return
-    log = _Log(visit)
-    with log:
-        spark = session(f"sluice pipeline {name}", master, **settings)
-    logging.getLogger().addHandler(logging.NullHandler())  # py4j would tell of Ctrl-C with a traceback
-    try:
-        with _in_words(log):
-            yield spark
-    finally:
-        spark.stop()
-    log.remove()
 
 
 class _Log:
@@ -190,13 +253,6 @@ def counted(visit: Visit, doing: str, total: int | None) -> Iterator[Callable[[i
 
 def speed(progress: Progress) -> str:
     return f"{progress.rows_per_second:,.0f}/s" if progress.rows >= 100 else ""
-
-
-def check_queue(visit: Visit, name: str) -> None:
-    """Before Spark is started: a wrong name or address is told in a second, not after ten."""
-    from sluice.cli.api import of_queue
-
-    visit.api.get(of_queue(name))
 
 
 def the_only(**choices: object) -> None:

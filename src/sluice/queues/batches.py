@@ -50,9 +50,11 @@ class Places:
         return self._out.getvalue()
 
 
-def collect(partition: Partition, start: i64, end: i64, most: i64, most_bytes: i64, places: Places) -> i64:
+def collect(
+    partition: Partition, start: i64, end: i64, gid: i64, most: i64, most_bytes: i64, places: Places
+) -> i64:
     """Add where the messages from `start` to `end` are, until there are so many, or they have about so many bytes;
-    where to go on."""
+    where to go on. With a group (`gid` is not 0), those that are for another one alone are left out."""
     seq = partition.first_live(start)
     while seq < end and places.count < most and places.bytes < most_bytes:
         block = partition.block(seq)
@@ -63,7 +65,7 @@ def collect(partition: Partition, start: i64, end: i64, most: i64, most_bytes: i
         stop: i64 = min(i64(len(block.address)), end - base)
         while at < stop and places.count < most and places.bytes < most_bytes:
             address: i64 = block.address[at]
-            if address != GONE:
+            if address != GONE and (gid == 0 or partition.is_for(base + at, gid)):
                 places.add(base + at, address, block.size[at])
             at += 1
         seq = partition.first_live(base + at)

@@ -239,19 +239,56 @@ def redrive(engine: Engine, partition: Partition, seq: i64, letter: Message, to_
     queue = engine.queues.get(story.get("original-queue", ""))
     if queue is None or not partition.holds(seq) or not is_idle(partition, seq):
         return False
-    message = Message(letter.payload, letter.props, letter.key, story.get("original-message-id", "").encode())
+    message = Message(letter.payload, letter.props, letter.key)
+    _put_back(engine, partition, seq, letter, story, queue, message, to_all)
+    return True
+
+
+def replace(
+    engine: Engine,
+    partition: Partition,
+    seq: i64,
+    letter: Message,
+    queue: Queue,
+    message: Message,
+    to_all: bool,
+) -> bool:
+    """Put back a message that somebody has repaired, in the place of its letter, and end that in the same frame. In
+    another queue than its own it is for every group, and with another key it goes where that belongs. False when the
+    letter is gone, or somebody works on it."""
+    if not partition.holds(seq) or not is_idle(partition, seq):
+        return False
+    story = dict(decode_headers(letter.headers))
+    _put_back(engine, partition, seq, letter, story, queue, message, to_all)
+    return True
+
+
+def _put_back(
+    engine: Engine,
+    partition: Partition,
+    seq: i64,
+    letter: Message,
+    story: dict[str, str],
+    queue: Queue,
+    message: Message,
+    to_all: bool,
+) -> None:
+    """`message` has payload, key and properties already; the rest is the letter's."""
+    message.id = story.get("original-message-id", "").encode() or message.id
     message.topic = letter.topic
     message.headers = strip_story(letter.headers)
     if letter.topic:  # of a captured one: consumers see it as they did before
         message.headers += encode_header("original-topic", letter.topic.decode())
-    message.priority = _number(story, "original-priority", 0)
-    group = queue.groups.get(story.get("original-group", ""))
-    target: i64 = 0 if to_all or group is None else group.gid
+    if message.priority == 0:
+        message.priority = _number(story, "original-priority", 0)
+    is_home = queue.name == story.get("original-queue", "")
+    group = queue.groups.get(story.get("original-group", "")) if is_home and not to_all else None
+    target: i64 = 0 if group is None else group.gid
+    aim = "" if group is None else group.name
     steps = _steps_of_letter(letter, story)
-    aim = "" if to_all or group is None else group.name
     steps.append(history.Step(engine.now, history.REDRIVEN, aim, "", 0, f"from {partition.queue.name}"))
     message.headers += encode_header(history.HEADER, history.text_of(steps))
-    number: i64 = _number(story, "original-partition", -1)
+    number: i64 = _number(story, "original-partition", -1) if is_home and message.key == letter.key else -1
     if queue.rules.compacted:
         engine.put(queue, message)  # it is the last of its key again, for all
     elif number >= 0 and number < len(queue.partitions):
@@ -260,7 +297,6 @@ def redrive(engine: Engine, partition: Partition, seq: i64, letter: Message, to_
     else:
         engine.append(queue, message, target)
     engine.remove_for_all(partition, seq, ACKED)
-    return True
 
 
 def _steps_of_letter(letter: Message, story: dict[str, str]) -> list[history.Step]:

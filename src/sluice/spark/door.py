@@ -15,7 +15,7 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -94,6 +94,13 @@ class QueueOffsets:
         return {one.partition: one.earliest for one in self.partitions}
 
 
+def row_bytes(found: Iterable[QueueOffsets]) -> float:
+    """What a message has on the average, of those that are kept."""
+    every = [one for seen in found for one in seen.partitions]
+    kept = sum(one.latest - one.earliest for one in every)
+    return sum(one.bytes for one in every) / max(kept, 1)
+
+
 class Door:
     """Whoever opens one closes it, or lets `with` do so."""
 
@@ -145,9 +152,17 @@ class Door:
         return _sequences(self._ask("GET", f"{_path_of(queue)}/offsets/at?{query}"))
 
     def rows(
-        self, queue: str, partition: int, start: int, end: int, columns: list[str], lenient: bool = False
+        self,
+        queue: str,
+        partition: int,
+        start: int,
+        end: int,
+        columns: list[str],
+        lenient: bool = False,
+        group: str = "",
     ) -> Iterator[pa.RecordBatch]:
-        """The kept messages of a range, once and without a second try: `StreamCut` says that the rest is missing."""
+        """The kept messages of a range, once and without a second try: `StreamCut` says that the rest is missing. With
+        a group: without those that are for another one alone."""
         import pyarrow as pa  # whoever only asks for progress can do without
 
         query = urlencode(
@@ -156,6 +171,7 @@ class Door:
                 "end": end,
                 "columns": ",".join(columns),
                 "lenient": "true" if lenient else "false",
+                "group": group,
             }
         )
         path = f"{_path_of(queue)}/partitions/{partition}/rows?{query}"
@@ -202,6 +218,12 @@ class Door:
         """Publish the rows of these stages in one step; False if the batch was committed before."""
         body = {"stages": stages, "rows": rows}
         return not self._ask("POST", f"{_stages_path(app, batch)}/commit", body)["replayed"]
+
+    def mend(self, app: str, batch: int, stages: list[str], rows: int, to_all: bool) -> int:
+        """The same for rows that take the place of dead letters, which end with it; how many were gone already."""
+        body = {"stages": stages, "rows": rows, "to_all": to_all}
+        skipped: int = self._ask("POST", f"{_stages_path(app, batch)}/commit", body)["skipped"]
+        return skipped
 
     def abort(self, app: str, batch: int) -> None:
         """Drop what was staged of a batch."""

@@ -10,9 +10,12 @@ ranges, and so the same rows.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import pairwise
+from math import ceil
 from typing import Any, Final
 
 from pyspark.sql.datasource import InputPartition
@@ -20,9 +23,9 @@ from pyspark.sql.datasource import InputPartition
 from sluice.spark.faults import InvalidOption
 
 VERSION: Final = 1
-TASK_ROWS: Final = (
-    2000  # what is read as fast by one task as by several: a task costs some 40 ms of CPU to begin
-)
+TASK_ROWS: Final = 2000  # what one task reads as fast as several would
+TASK_BYTES: Final = 128 << 20  # what a task reads at most, about: as much as Spark reads of a file in one
+ROW_BYTES: Final = 1024  # where nobody has looked yet
 Place = tuple[str, int]  # queue and partition
 Sequences = dict[Place, int]
 
@@ -100,19 +103,31 @@ class Task(InputPartition):
     ranges: tuple[Range, ...]
 
 
-def tasks_for(ranges: list[Range], least: int) -> list[Task]:
-    """One task for each range; but short neighbours share one, unless the user wants `least` tasks."""
-    if least:
+def tasks_for(ranges: list[Range], least: int, row_bytes: float = ROW_BYTES) -> list[Task]:
+    """Ranges as tasks. A partition is never cut, so that a task has whatever it has of a key in order, unless the user
+    wants more tasks than there are partitions (`least`).
+
+    A task costs Spark some 25 ms, whatever it reads, and a range beside another one nearly nothing. So there are as
+    many as this machine has cores, and more only where they would read very much each: then whole rounds of the cores.
+    A driver knows nothing of its executors; for a cluster `least` says how many there are."""
+    if least > len(ranges):
         return [Task((one,)) for one in split(ranges, least)]
-    found: list[list[Range]] = []
-    room = 0
-    for one in ranges:
-        room -= one.end - one.start
-        if not found or room < 0:
-            found.append([])
-            room = TASK_ROWS - (one.end - one.start)
-        found[-1].append(one)
-    return [Task(tuple(some)) for some in found]
+    rows = sum(one.end - one.start for one in ranges)
+    cores = len(os.sched_getaffinity(0))
+    rounds = ceil(rows * row_bytes / (TASK_BYTES * cores))
+    count = max(least, min(len(ranges), rounds * cores, ceil(rows / TASK_ROWS)))
+    return [Task(tuple(some)) for some in shared_out(ranges, count)]
+
+
+def shared_out(ranges: list[Range], count: int) -> list[list[Range]]:
+    """The longest first, each to whoever has least to read: the shares come out about alike."""
+    shares: list[list[Range]] = [[] for _ in range(count)]
+    heap = [(0, nth) for nth in range(count)]
+    for one in sorted(ranges, key=lambda part: part.start - part.end):
+        rows, nth = heappop(heap)
+        shares[nth].append(one)
+        heappush(heap, (rows + one.end - one.start, nth))
+    return [sorted(share, key=lambda part: (part.queue, part.partition, part.start)) for share in shares]
 
 
 def admit(start: Mapping[Place, int], latest: Mapping[Place, int], most: int) -> Sequences:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from sluice.spark import planning
-from sluice.spark.door import Door
+from sluice.spark.door import Door, row_bytes
 from sluice.spark.offsets import Sequences, Task, ranges_between, tasks_for
 from sluice.spark.options import EARLIEST, ReadOptions
 from sluice.spark.pushdown import Bounds
@@ -43,7 +43,7 @@ class BatchReader(DataSourceReader):
             if one.end > first[one.queue, one.partition]  # an end before the beginning is an empty range here
         ]
         ranges = [one for part in ranges for one in self._bounds.narrow(part)]
-        return tasks_for(ranges, options.min_partitions)
+        return tasks_for(ranges, options.min_partitions, row_bytes(found.values()))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Task):

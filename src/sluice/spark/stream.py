@@ -28,9 +28,18 @@ from pyspark.sql.streaming.datasource import (
 
 from sluice.errors import SluiceError
 from sluice.spark import planning
-from sluice.spark.door import Door, QueueOffsets
+from sluice.spark.door import Door, QueueOffsets, row_bytes
 from sluice.spark.faults import DataLost, InvalidOption, Refused
-from sluice.spark.offsets import Sequences, Task, admit, from_json, ranges_between, tasks_for, to_json
+from sluice.spark.offsets import (
+    ROW_BYTES,
+    Sequences,
+    Task,
+    admit,
+    from_json,
+    ranges_between,
+    tasks_for,
+    to_json,
+)
 from sluice.spark.options import EARLIEST, LATEST, ReadOptions
 from sluice.spark.rows import read_task
 
@@ -51,6 +60,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: Sequences | None = None
         self._target: Sequences | None = None  # where a run with availableNow ends
         self._latest: Sequences = {}
+        self._row_bytes: float = ROW_BYTES  # by the last look
         self._settled: Sequences = {}
         self._idle_since = 0.0  # since when too little waits for a batch
 
@@ -87,6 +97,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = self._look(begin)
         latest = planning.latest_of(found)
         self._latest = latest
+        self._row_bytes = row_bytes(found.values())
         self._check(begin, found)
         if self._target is not None:
             latest = {
@@ -103,7 +114,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         options = self._options
         ranges = ranges_between(from_json(start), from_json(end), not options.fail_on_data_loss)
-        return tasks_for(ranges, options.min_partitions)
+        return tasks_for(ranges, options.min_partitions, self._row_bytes)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._settle(from_json(end))
@@ -117,7 +128,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Task)
-        return read_task(self._options.where, self._names, partition)
+        return read_task(self._options.where, self._names, partition, self._options.group)
 
     # ---- looking
 
@@ -187,11 +198,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         f"partition {one.partition} of queue {queue!r} goes up to {one.latest}, and Spark has read"
                         f" up to {start}: the queue was deleted and made again, or its broker's data are others"
                     )
-                elif start < one.earliest:
-                    self._lost(
-                        f"partition {one.partition} of queue {queue!r} is kept from {one.earliest} on, and Spark has"
-                        f" read up to {start} only"
-                    )
+            if not self._options.group:  # what a group waits for is kept; the rest was not for it
+                self._check_kept(seen, {part: seq for (one, part), seq in begin.items() if one == queue})
+
+    def _check_kept(self, seen: QueueOffsets, begin: dict[int, int]) -> None:
+        for one in seen.partitions:
+            if begin.get(one.partition, one.earliest) < one.earliest:
+                self._lost(
+                    f"partition {one.partition} of queue {seen.queue!r} is kept from {one.earliest} on, and Spark has"
+                    f" read up to {begin[one.partition]} only"
+                )
 
     def _lost(self, what: str) -> None:
         if self._options.fail_on_data_loss:
@@ -209,11 +225,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._idle_since = 0.0
         most = options.max_offsets or waiting
         if options.max_bytes:
-            kept = sum(
-                max(0, one.latest - one.earliest) for seen in found.values() for one in seen.partitions
-            )
-            size = sum(one.bytes for seen in found.values() for one in seen.partitions)
-            most = min(most, max(1, options.max_bytes * max(kept, 1) // max(size, 1)))
+            most = min(most, max(1, int(options.max_bytes / max(row_bytes(found.values()), 1.0))))
         return admit(first, latest, most)
 
     # ---- the group
@@ -245,8 +257,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if all(self._settled.get((queue, part)) == seq for part, seq in ends.items()):
                 continue
             try:
-                self._open().advance(queue, group, ends, create=True)
+                self._advance(queue, ends)
+            except DataLost:
+                raise
             except SluiceError as fault:
                 log.warning("the group %s of %s does not follow yet: %s", group, queue, fault)
             else:
                 self._settled.update({(queue, part): seq for part, seq in ends.items()})
+
+    def _advance(self, queue: str, ends: dict[int, int]) -> None:
+        """A group that is gone, or new to this checkpoint, was not there to keep what Spark has not read yet."""
+        door, group = self._open(), self._options.group
+        try:
+            door.advance(queue, group, ends)
+        except Refused as refusal:
+            if refusal.code != "unknown_group":
+                raise
+            self._check_kept(door.offsets(queue), ends)
+            door.advance(queue, group, ends, create=True)

@@ -155,6 +155,7 @@ class RowsQuery(BaseModel):
     lenient: bool = Field(
         default=False, description="Leave out what is not kept any more instead of refusing"
     )
+    group: str = Field(default="", description="For this group: without what is for another one alone")
 
 
 class Progress(BaseModel):
@@ -186,6 +187,11 @@ class Commit(BaseModel):
     stages: list[str] = Field(description="The stages of the batch, in this order", max_length=100_000)
     rows: Annotated[int, Whole(0, MOST_SEQUENCE)] | None = Field(
         default=None, description="How many rows these are: refused if they are not"
+    )
+    to_all: bool = Field(
+        default=False,
+        strict=True,
+        description="Rows with a column letter: to every group, not only to the one that failed",
     )
 
 
@@ -219,6 +225,9 @@ class Committed(BaseModel):
     committed: bool
     rows: int
     replayed: bool = Field(description="It was committed before, and is not stored again")
+    skipped: int = Field(
+        default=0, description="Rows whose dead letter was gone, or with a consumer: not stored"
+    )
 
 
 class LastBatch(BaseModel):
@@ -366,7 +375,7 @@ async def read_rows(
         return await ask(
             request,
             lambda service: service.bulk.slice(
-                name, partition, at, query.end, query.lenient, most, most_bytes
+                name, partition, at, query.end, query.lenient, most, most_bytes, query.group
             ),
         )
 
@@ -424,8 +433,8 @@ PUBLISHES: Final = needs(Role.OPERATOR, "publish in bulk")
 async def stage(
     request: Request, app: AppName, batch: BatchNumber, query: Annotated[StageQuery, Query()]
 ) -> Staged:
-    """Bring rows of a batch, as an Arrow stream with a column value, and key, queue, headers, delay, priority and
-    message_id as you like. They are in no queue before the batch is committed."""
+    """Bring rows of a batch, as an Arrow stream with a column value, and key, queue, headers, delay, priority,
+    message_id and letter as you like. They are in no queue before the batch is committed."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != ARROW:
         raise NotArrow(request.headers.get("content-type", ""))
     stages = door_of(request).stages
@@ -482,17 +491,17 @@ async def commit(request: Request, app: AppName, batch: BatchNumber, told: Commi
             "Name every stage of the batch, each once",
         )
     runs: list[tuple[str, Any]] = []
+    repairs: list[rows.Repair] = []
     if count:
         await arrow_is_here()
         with stages.reading(found):
             names = await asyncio.to_thread(rows.queues_of, found)
             targets = await ask(request, lambda service: service.bulk.targets(names))
-            runs = await asyncio.to_thread(rows.messages_of, found, targets, steady_time())
-    answer = await ask(
-        request, lambda service: service.bulk.commit(bulk.Batch(app, batch, count, runs)), COMMIT_SECONDS
-    )
+            runs, repairs = await asyncio.to_thread(rows.messages_of, found, targets, steady_time())
+    whole = bulk.Batch(app, batch, count, runs, repairs, told.to_all)
+    answer = await ask(request, lambda service: service.bulk.commit(whole), COMMIT_SECONDS)
     stages.drop(app, batch)
-    return Committed(committed=True, rows=answer.rows, replayed=answer.replayed)
+    return Committed(committed=True, rows=answer.rows, replayed=answer.replayed, skipped=answer.skipped)
 
 
 @router.delete(

@@ -1,7 +1,7 @@
 """`audit`: what was published against what became of it, message by message: what is missing, what is double.
 
-Each side is a DataFrame with a column `id`. A message that was put back after its death keeps, in the header
-`redriven-from`, the id it was published with, so its second life counts for the same message (`identified`).
+Each side is a DataFrame with a column `id`. A message that was put back after its death keeps the id it was published
+with, so its second life counts for the same message.
 
 All sides are brought together by one grouping over ids, which Spark does within bounded memory: what does not fit is
 spilled. Only numbers and a few examples come back to the driver.
@@ -27,19 +27,17 @@ if TYPE_CHECKING:
 ENDS: Final = ("acked", "dead", "waiting")  # one of these must have become of a message
 SIDES: Final = ("published", *ENDS, "archived")
 PLACE: Final = ("queue", "partition", "sequence")
-ROOT: Final = "redriven-from"
 EXAMPLES: Final = 10
 
 
 def identified(rows: DataFrame, expression: str = "") -> DataFrame:
     """The ids of one side, and the place of each row where it has one. Of dead letters the id of the message that died,
-    of a redriven message the one it was published with; else `message_id`, else `id`."""
+    else `message_id`, else `id`."""
     names = rows.columns
     if expression:
         ids = [f.expr(expression)]
     else:
-        ids = [f.expr(f"string(headers['{ROOT}'])")] if "headers" in names else []
-        ids += [f.col(name) for name in ("original_message_id", "message_id", "id") if name in names]
+        ids = [f.col(name) for name in ("original_message_id", "message_id", "id") if name in names]
     if not ids:
         raise InvalidOption(
             f"nothing among {', '.join(names)} is an id", "Say which by #EXPRESSION behind the source"

@@ -7,10 +7,7 @@ published in portions, numbered under a name: a run that was cut short goes on b
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote
 
 import pyarrow as pa
 
@@ -22,8 +19,8 @@ if TYPE_CHECKING:
 
 PORTION_BYTES: Final = 8 << 20  # of a commit: publishers and consumers wait 5 ms for each MB
 PORTION_ROWS: Final = 20_000
-HANDS: Final = 8  # requests under way at once
 COLUMNS: Final = ("value", "key", "queue", "headers", "delay", "priority", "message_id")
+LETTER: Final = "letter"  # where the dead letter lies whose place a row takes
 
 
 class Queues:
@@ -92,33 +89,11 @@ class Queues:
             stage = door.stage(app, number, queue, stream_of(rows))
             return door.commit(app, number, [stage], rows.num_rows)
 
-    def settle_letters(self, queue: str, ids: list[str], careful: bool = False) -> int:
-        """End these dead letters of `queue`, by their own ids; how many were still there. `careful` where some may have
-        been ended before: the broker then looks for a message that was called so, and a publisher may have chosen that
-        very name for another one."""
-
-        def settle(some: list[str]) -> int:
-            with closing(_Letters(self.where)) as door:
-                return sum(door.end(queue, one, careful) for one in some)
-
-        with ThreadPoolExecutor(HANDS) as hands:
-            return sum(hands.map(settle, [ids[nth::HANDS] for nth in range(min(HANDS, len(ids)))]))
-
-
-class _Letters(Door):
-    """The door, for dead letters one by one."""
-
-    def end(self, queue: str, letter: str, careful: bool) -> bool:
-        path = f"/queues/{quote(queue, safe='')}/dlq/{quote(letter, safe='')}"
-        try:
-            if careful and self._ask("GET", path)["message_id"] != letter:
-                return False
-            self._patiently(lambda: self._send("DELETE", path).read())
-        except Refused as refusal:
-            if refusal.code == "unknown_message":
-                return False
-            raise
-        return True
+    def mend(self, app: str, number: int, queue: str, rows: pa.Table, to_all: bool) -> int:
+        """One portion of rows that take the place of dead letters (column `letter`); how many were gone already."""
+        with Door(self.where) as door:
+            stage = door.stage(app, number, queue, stream_of(rows))
+            return door.mend(app, number, [stage], rows.num_rows, to_all)
 
 
 def portions(table: pa.Table) -> Iterator[pa.Table]:
@@ -147,7 +122,7 @@ def _row_bytes(table: pa.Table) -> list[int]:
 
 def stream_of(table: pa.Table) -> bytes:
     """As the bytes of an Arrow stream; columns that the broker does not know are left out."""
-    table = table.select([name for name in COLUMNS if name in table.column_names])
+    table = table.select([name for name in (*COLUMNS, LETTER) if name in table.column_names])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

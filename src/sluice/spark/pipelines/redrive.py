@@ -1,37 +1,31 @@
 """`redrive`: repair dead letters with SQL, and put them back.
 
-Putting back is two steps, and a crash may come between them: the repaired messages are published, and the letters are
-ended. So each portion is published together, in one commit of the broker, with a receipt: a message of the queue
-`redriven/<queue>` that lists the letters. Whoever redrives first ends the letters of receipts that are still there.
-A letter is thus put back once, from whatever machine, and two runs at the same time cannot both win: portions are
-numbered, and the broker takes each number once.
+What is put back takes the place of its letter: the broker keeps the repaired message and ends the letter in one write
+to its log (docs/bulk.md, the column `letter`). A letter that is gone is passed over. So each is put back once, whoever
+dies in the middle, and however many do it at the same time.
 
-What is put back is a new message with an id of its own (the broker would take the old one for a repetition) and the
-header `redriven-from`. It goes to every group of its queue; `sluice dlq retry` puts letters back unchanged, and to the
-group that failed alone.
+A message goes back to the group that failed it, on its old partition, under its old id; on request to every group of
+its queue, and always so into another queue.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
 
-import pyarrow as pa
 from pyspark.sql import functions as f
 
 from sluice.errors import SluiceError
-from sluice.spark.door import Door
-from sluice.spark.faults import InvalidOption, Refused
-from sluice.spark.pipelines.audit import ROOT
-from sluice.spark.pipelines.queues import COLUMNS, Queues, portions
+from sluice.spark.faults import InvalidOption
+from sluice.spark.pipelines.queues import Queues, portions
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 AT_ONCE: Final = 50_000  # letters brought to the driver together
-GROUP: Final = "redrive"
 SETTABLE: Final = ("value", "key", "queue", "headers", "delay", "priority")
 # What the broker wrote on the letter, and what the publisher asked of the queue the first time.
 STORY: Final = (
@@ -101,15 +95,11 @@ def _messages(rows: DataFrame, sends_elsewhere: bool) -> DataFrame:
     home = f.col("original_queue")
     if sends_elsewhere:  # a column queue that still names the dead-letter queue was not changed
         home = f.when(f.col("queue").startswith("dlq/"), home).otherwise(f.col("queue"))
-    root = f.coalesce(f.expr(f"string(headers['{ROOT}'])"), "original_message_id")
-    own = f.map_filter("headers", lambda name, value: ~name.isin(*STORY, ROOT))
-    marked = f.map_from_arrays(f.array(f.lit(ROOT)), f.array(root.cast("binary")))
     told = {
         "value": f.col("value").cast("binary"),
         "key": f.col("key").cast("binary"),
         "queue": home,
-        "headers": f.map_concat(f.coalesce(own, f.create_map().cast("map<string,binary>")), marked),
-        "message_id": f.concat_ws("~", root, f.concat_ws(".", "partition", "sequence")),
+        "headers": f.map_filter("headers", lambda name, value: ~name.isin(*STORY)),
     }
     more = [name for name in ("delay", "priority") if name in rows.columns]
     return rows.select(
@@ -120,7 +110,7 @@ def _messages(rows: DataFrame, sends_elsewhere: bool) -> DataFrame:
 @dataclass(frozen=True)
 class Redriven:
     put_back: int
-    finished: int  # letters of an earlier run that was cut short between its two steps
+    skipped: int  # letters that were gone by then, or with a consumer of the dead letters
 
 
 def run(
@@ -131,75 +121,40 @@ def run(
     where: str = "",
     changes: Sequence[str] = (),
     sql: str = "",
+    to_all: bool = False,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> Redriven:
     """Put back what fits. `queue` is the one whose messages died. `tell` hears how many of how many are done."""
-    finished = finish(queues, queue, careful=True)
-    rows = repaired(queues.read(spark, f"dlq/{queue}"), where, changes, sql).persist()
-    done = 0
+    dead = f"dlq/{queue}"
+    rows = repaired(queues.read(spark, dead), where, changes, sql).persist()
+    app = f"redrive/{uuid4()}"
+    done = skipped = number = 0
     try:
         total = rows.count()
         for table in _collected(rows, total):
             for portion in portions(table):
-                put_back(queues, queue, portion)
+                number += 1
+                skipped += queues.mend(app, number, queue, _placed(portion, dead), to_all)
                 done += portion.num_rows
                 tell(done, total)
     finally:
         rows.unpersist()
-    return Redriven(done, finished)
+    return Redriven(done - skipped, skipped)
 
 
-def put_back(queues: Queues, queue: str, portion: pa.Table) -> None:
-    """Publish a portion and its receipt in one step, then end its letters."""
-    missing = [nth for nth, name in enumerate(portion["queue"].to_pylist()) if not name]
-    if missing:
-        letter = portion["letter"][missing[0]].as_py()
+def _placed(portion: pa.Table, dead: str) -> pa.Table:
+    """With the places of the letters in their column `letter`, in which the broker looks for them."""
+    import pyarrow as pa
+
+    homeless = [nth for nth, name in enumerate(portion["queue"].to_pylist()) if not name]
+    if homeless:
         raise RedriveFailed(
-            f"dead letter {letter} does not say which queue it came from",
+            f"dead letter {portion['letter'][homeless[0]].as_py()} does not say which queue it came from",
             "Name one: --set \"queue='tasks/image'\"",
         )
-    app = f"redrive/{queue}"
-    ids: list[str] = portion["letter"].to_pylist()
-    number = queues.last_portion(app) + 1
-    if not queues.publish(app, number, queue, _with_receipt(portion, queue, ids)):
-        raise RedriveFailed(
-            f"somebody else puts dead letters of {queue} back at this moment",
-            "Wait until that is done, then run again",
-        )
-    finish(queues, queue)
-
-
-def finish(queues: Queues, queue: str, careful: bool = False) -> int:
-    """End the letters of every receipt that is still there; how many that were."""
-    receipts = f"redriven/{queue}"
-    ended = 0
-    with Door(queues.where) as door:
-        try:
-            told = door.offsets(receipts)
-        except Refused as refusal:
-            if refusal.code == "unknown_queue":
-                return 0
-            raise
-        done = door.advance(receipts, GROUP, {}, create=True)
-        for part in told.partitions:
-            start = max(part.earliest, done.get(part.partition, 0))
-            if start >= part.latest:
-                continue
-            for batch in door.rows(receipts, part.partition, start, part.latest, ["value"], lenient=True):
-                for value in batch.column("value").to_pylist():
-                    ended += queues.settle_letters(queue, json.loads(value)["letters"], careful)
-        door.advance(receipts, GROUP, told.latest())
-    return ended
-
-
-def _with_receipt(portion: pa.Table, queue: str, ids: list[str]) -> pa.Table:
-    rows = portion.select([name for name in COLUMNS if name in portion.column_names])
-    receipt: dict[str, Any] = {
-        "value": json.dumps({"queue": queue, "letters": ids}).encode(),
-        "queue": f"redriven/{queue}",
-    }
-    last = pa.Table.from_pylist([{name: receipt.get(name) for name in rows.column_names}], schema=rows.schema)
-    return pa.concat_tables([rows, last])
+    places = zip(portion["partition"].to_pylist(), portion["sequence"].to_pylist(), strict=True)
+    letters = pa.array([f"{dead}/{partition}/{sequence}" for partition, sequence in places], pa.string())
+    return portion.set_column(portion.column_names.index("letter"), "letter", letters)
 
 
 def _collected(rows: DataFrame, total: int) -> Iterator[pa.Table]:

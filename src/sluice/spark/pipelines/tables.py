@@ -18,6 +18,7 @@ import os
 import shutil
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -36,27 +37,27 @@ FILES_SCHEMA: Final = "name string, bytes bigint, rows bigint"
 ROWS_PER_GROUP: Final = 65_536
 
 
-class Table:
+class Table(ABC):
     """One archive. `key` is how a query is known to it, for as long as its checkpoint lives."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @abstractmethod
     def has(self, key: str, batch: int) -> bool:
         """Whether this batch is part of the table."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add(self, key: str, batch: int, rows: DataFrame) -> int:
         """Make the rows part of the table, unless the batch is already; how many were added."""
-        raise NotImplementedError
 
+    @abstractmethod
     def version(self) -> int:
         """Goes up with each change."""
-        raise NotImplementedError
 
+    @abstractmethod
     def files(self, version: int | None = None) -> list[str]:
         """What the table consists of, the oldest first; now, or as it was."""
-        raise NotImplementedError
 
     def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
         found = self.files(version)

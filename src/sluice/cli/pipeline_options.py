@@ -1,0 +1,27 @@
+"""Options that several pipelines have, spelled and explained alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sluice.cli.completion import complete_queue
+
+Queue = Annotated[
+    str,
+    typer.Option("--queue", "-q", metavar="QUEUE", help="Name of the queue.", autocompletion=complete_queue),
+]
+Group = Annotated[
+    str, typer.Option("--group", "-g", metavar="GROUP", help="Consumer group that Spark reads as.")
+]
+Once = Annotated[bool, typer.Option("--once", help="To the end of what is there now, then stop.")]
+Every = Annotated[str, typer.Option(metavar="DURATION", help="How often a batch is made, when it goes on.")]
+RowsPerBatch = Annotated[
+    int, typer.Option(min=1, metavar="ROWS", help="At most so many messages in a batch.")
+]
+By = Annotated[str, typer.Option(metavar="EXPR", help="What the key is, in SQL.")]
+DropEmpty = Annotated[bool, typer.Option("--drop-empty", help="An empty payload says that its key is gone.")]
+Where = Annotated[str, typer.Option(metavar="EXPR", help="Only rows for which this SQL is true.")]
+Report = Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Write the report, one HTML file.")]

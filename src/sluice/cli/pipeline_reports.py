@@ -1,0 +1,153 @@
+"""`sluice pipeline dead-letters`, `flow` and `audit`: pipelines that look, tell and change nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sluice.cli.failures import SOMETHING_WRONG, wrong_command
+from sluice.cli.findings import show_causes, show_flow, show_verdict
+from sluice.cli.pipeline_options import Every, Queue, Report
+from sluice.cli.sparking import SparkVisit, leave, pipeline, the_only
+from sluice.cli.streaming import run_stream, spark_time
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row
+
+
+def add_to(app: typer.Typer) -> None:
+    for name, report in (("dead-letters", dead_letters), ("flow", flow), ("audit", audit)):
+        pipeline(app, name)(report)
+
+
+def dead_letters(
+    visit: SparkVisit,
+    queue: Queue = "",
+    to: Report = None,
+    since: Annotated[str, typer.Option(metavar="TIME", help="Died at or after.")] = "",
+) -> None:
+    """What fails, why, and since when: a table, and a report with charts. Without --queue: of all queues."""
+    from sluice.spark.pipelines import dead_letters as making
+    from sluice.spark.pipelines.report import page
+
+    if visit.have_died(queue):
+        with visit.spark() as spark:
+            from pyspark.sql import functions as f
+
+            letters = visit.queues.read(spark, f"dlq/{queue}" if queue else "/dlq/.*/", headers=False)
+            if since:
+                letters = letters.where(f.coalesce("dead_at", "timestamp") >= f.lit(since).cast("timestamp"))
+            found = making.look(letters)
+    else:
+        found = making.NONE
+    if to is not None:
+        page.save(making.report(found, queue or "all queues"), to)
+    if visit.answered({**found.summary(), "report": None if to is None else str(to)}):
+        return
+    show_causes(visit, found.summary())
+    if to is not None:
+        visit.out.show(f"Report: {to}")
+
+
+def flow(
+    visit: SparkVisit,
+    queue: Queue = "",
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="DIR", help="An archive, in place of --queue.")
+    ] = None,
+    window: Annotated[str, typer.Option(metavar="DURATION", help="Length of a window.")] = "1m",
+    since: Annotated[
+        str,
+        typer.Option(metavar="EXPR", help="When a message began, for its latency: headers['sent-at'] ..."),
+    ] = "",
+    until: Annotated[str, typer.Option(metavar="EXPR", help="When it had arrived.")] = "timestamp",
+    to: Report = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on, and write the report anew with each batch.")
+    ] = False,
+    every: Every = "10s",
+) -> None:
+    """Throughput and latency percentiles per window of time: a table, and a report with charts."""
+    the_only(queue=queue, **{"from": source})
+    if follow and (to is None or source is not None):
+        raise wrong_command("--follow watches a queue and writes a report", "Give --queue and --to")
+    if queue:
+        visit.check_queue(queue)
+    pause = spark_time("--every", every)
+    named = queue or str(source)
+    with visit.spark() as spark:
+        from sluice.spark.pipelines import flow as making
+        from sluice.spark.pipelines.report import page
+        from sluice.spark.pipelines.tables import open_table
+
+        span = making.spark_window(window)
+        queues = visit.queues
+        found: list[Row] = []
+        if follow:
+            assert to is not None
+
+            def take(rows: list[Row]) -> None:
+                found[:] = rows
+                page.save(making.report(rows, named, window), to)
+
+            run_stream(
+                visit,
+                "watching",
+                lambda: making.start(
+                    spark,
+                    queues,
+                    queue,
+                    take,
+                    window=span,
+                    since=since,
+                    until=until,
+                    every=pause,
+                ),
+                False,
+                None,
+            )
+        else:
+            rows = open_table(source).read(spark) if source is not None else queues.read(spark, queue)
+            found = making.windows(rows, span, since, until).orderBy("start", "queue").collect()
+            if to is not None:
+                page.save(making.report(found, named, window), to)
+        told = making.summary(found, window)
+    if visit.answered({**told, "report": None if to is None else str(to)}):
+        return
+    show_flow(visit, found)
+    if to is not None:
+        visit.out.show(f"Report: {to}")
+
+
+def audit(
+    visit: SparkVisit,
+    published: Annotated[
+        str,
+        typer.Option(
+            metavar="SOURCE",
+            help="What was published: queue:NAME, json:, csv: or parquet:PATH, or an archive's DIR.",
+        ),
+    ],
+    acked: Annotated[str, typer.Option(metavar="SOURCE", help="What was done, as the workers tell it.")] = "",
+    dead: Annotated[str, typer.Option(metavar="SOURCE", help="Dead letters.")] = "",
+    waiting: Annotated[str, typer.Option(metavar="SOURCE", help="What is still to be done.")] = "",
+    archived: Annotated[str, typer.Option(metavar="SOURCE", help="An archive.")] = "",
+) -> None:
+    """What was published against what became of it: what is missing, what is double. Exit code 5 if anything is.
+
+    SOURCE#EXPR says what the id of a row is, in SQL; else it is message_id, or id.
+    """
+    given = {"published": published, "acked": acked, "dead": dead, "waiting": waiting, "archived": archived}
+    # Many small pieces rather than few large ones: what a task holds must fit into memory, or is spilled.
+    with visit.spark(**{"spark.sql.shuffle.partitions": "64"}) as spark:
+        from sluice.spark.pipelines import audit as making
+
+        queues = visit.queues
+        sides = {name: making.side_of(spark, queues, source) for name, source in given.items() if source}
+        verdict = making.judge(sides)
+    if not visit.answered(verdict.summary()):
+        show_verdict(visit, verdict.summary(), making.FAULTS)
+    if not verdict.is_good:
+        leave(SOMETHING_WRONG)

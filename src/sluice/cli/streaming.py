@@ -1,0 +1,50 @@
+"""A stream under the eyes of a command: a bar while it runs, a line when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sluice.cli.failures import wrong_command
+from sluice.cli.sparking import SparkVisit, asked_to_stop, counted, speed
+from sluice.cli.wording import duration, plural
+from sluice.notation import parse_duration
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from sluice.spark.pipelines.running import Progress
+
+
+def run_stream(
+    visit: SparkVisit, doing: str, start: Callable[[], StreamingQuery], once: bool, total: int | None
+) -> Progress:
+    from sluice.spark.pipelines import running
+
+    if not once:
+        visit.out.note(f"{doing}; Ctrl-C stops it, and it goes on from there the next time")
+    with counted(visit, doing, total) as tell, asked_to_stop() as asked:
+        done = running.run(start, once, lambda progress: tell(progress.rows), asked)
+    if once and asked.is_set():
+        raise KeyboardInterrupt  # it has not come to its end
+    return done
+
+
+def report_stream(visit: SparkVisit, done: Progress, words: str, more: dict[str, Any]) -> None:
+    told = {**more, "rows": done.rows, "batches": done.batches, "seconds": round(done.seconds, 3)}
+    if visit.answered({**told, "restarts": done.restarts}):
+        return
+    parts = [plural(done.batches, "batch", "batches"), duration(done.seconds)]
+    parts += [speed(done)] if speed(done) else []
+    parts += [plural(done.restarts, "restart")] if done.restarts else []
+    visit.out.show(f"{words.format(plural(done.rows, 'message'))} ({', '.join(parts)}).")
+    if more["lag"]:
+        visit.out.note(f"{plural(more['lag'], 'message')} came in meanwhile and wait for the next run.")
+
+
+def spark_time(flag: str, text: str) -> str:
+    """A duration as Spark says it."""
+    try:
+        return f"{max(0, round(parse_duration(text) * 1000))} milliseconds"
+    except ValueError as fault:
+        raise wrong_command(f"{flag} {text!r}: {fault}", "Write it as 500ms, 30s or 5m") from None
