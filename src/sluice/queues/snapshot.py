@@ -26,15 +26,17 @@ from sluice.queues.queue import Gate, Queue
 from sluice.queues.rules import Rules
 from sluice.queues.settling import write_retry
 
-VERSION: Final = 4
+VERSION: Final = 5
+UNORDERED: Final = 5  # since then the sequences of owners stand in no order
 OLDEST: Final = 3  # the oldest that can still be read: before there were compacted queues
 
 
 # ---- out
 
 
-def write_snapshot(engine: Engine) -> bytes:
-    """Everything that the records so far add up to."""
+def begin_snapshot(engine: Engine) -> NoteWriter:
+    """Everything that the records so far add up to, but for the owners of exclusive queues: those are written to the
+    end of it by and by (`Owners.save_some`)."""
     out = NoteWriter(VERSION)
     out.number(engine.next_qid)
     out.number(engine.next_pid)
@@ -45,8 +47,8 @@ def write_snapshot(engine: Engine) -> bytes:
     for queue in engine.queues.values():
         _write_queue(out, queue, engine.now)
     compaction.write_snapshot(out, engine)
-    engine.exclusive.write_snapshot(out)
-    return out.value()
+    engine.exclusive.begin_snapshot(out)
+    return out
 
 
 def _write_queue(out: NoteWriter, queue: Queue, now: float) -> None:
@@ -152,7 +154,7 @@ class SnapshotReader:
             self._read_queue(note)
         if note.what > OLDEST:
             compaction.load_snapshot(note, self.by_qid)
-            engine.exclusive.load_snapshot(note)
+            engine.exclusive.load_snapshot(note, note.what >= UNORDERED)
 
     def _read_queue(self, note: Note) -> None:
         qid = note.number()
