@@ -298,6 +298,10 @@ class Partition:
 
     # ---- walking
 
+    def all_blocks(self) -> list[Block]:
+        """Oldest first, packs before the others."""
+        return self._packs + self._blocks
+
     def first_live(self, start: i64) -> i64:
         """The first message that is here at or behind `start`; `next` when there is none."""
         seq = start
