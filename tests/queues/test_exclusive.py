@@ -11,6 +11,7 @@ from sluice.queues.finder import Finder
 from sluice.queues.journal import Note, NoteWriter
 from sluice.queues.owner import SLOT_BITS, Owner
 from sluice.queues.snapshot import OLDEST, SnapshotReader
+from sluice.queues.space import Space
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest, parse_rules
 from tests.queues.owners import kept, leave, seek, subscribe, write
@@ -332,8 +333,8 @@ def test_a_snapshot_with_sequences_in_order_is_still_read(engine: EngineUnderTes
 def test_every_key_of_every_owner_is_found_again(seed: int) -> None:
     """The one table of all keys, with many that share a place in it."""
     chance = random.Random(seed)
-    finder = Finder()
-    owners = [Owner(f"car-{number}", number, 1) for number in range(5)]
+    finder, space = Finder(), Space()
+    owners = [Owner(f"car-{number}", number, 1, space) for number in range(5)]
     for owner in owners:
         finder.admit(owner)
     model: dict[tuple[int, int], int] = {}

@@ -5,7 +5,7 @@ keys, is ten looks at memory one after the other; this is one. The table is nati
 key costs some thirteen bytes in it, and it is cut into parts by the key's hash, so that no write waits until more than
 one part is made larger.
 
-An entry says the owner's place, the slot of the value there, and 17 bits of the hash: enough to find its own place
+An entry says the owner's place, the slot of the value there, and 20 bits of the hash: enough to find its own place
 again when a part grows, and to pass over others without a look at them. What it names is looked at to be sure: the row
 has the whole mark of the key, and the owner the whole hash of its client's name.
 """
@@ -18,12 +18,13 @@ from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from sluice.queues.owner import SLOT_BITS, SLOT_MASK, Owner
+from sluice.queues.space import Space
 
-PARTS: Final = 1024
-PART_BITS: Final = 10
-TAG_MASK: Final = 0x1_FFFF
-TAG_AT: Final = 46  # the bits of an entry: 17 of tag, 26 of place, 20 of slot
-REST_MASK: Final = 0x3FFF_FFFF_FFFF
+PARTS: Final = 64  # few, so that they are always near
+PART_BITS: Final = 6
+TAG_MASK: Final = 0xF_FFFF
+TAG_AT: Final = 43  # the bits of an entry: 20 of tag, 24 of place, 19 of slot
+REST_MASK: Final = 0x7FF_FFFF_FFFF
 SMALLEST: Final = 8
 EMPTY: Final = -1
 
@@ -42,7 +43,7 @@ class Finder:
         self.at: list[Owner] = []  # owners, by their place
         self._parts: list[Part] = [Part() for _ in range(PARTS)]
         self._vacant: list[int] = []  # places of owners that are gone
-        self._nobody: Owner = Owner("", 0, 1)
+        self._nobody: Owner = Owner("", 0, 1, Space())
 
     # ---- owners
 

@@ -3,7 +3,8 @@
 There may be a hundred thousand owners with a hundred keys each, so a value is a row of four native integers, and
 nothing of an owner is an object but the owner. Whoever writes goes from owner to owner, and each look at memory that
 was not looked at lately costs more than a hundred comparisons. So a write touches three places: the table that knows
-where the value of a key stands (`finder`), the owner, and the row, which the new value takes over from the old one.
+where the value of a key stands (`finder`), the owner, and the row (in `space`), which the new value takes over from the
+old one.
 
 Rows therefore stand in no order. Who reads wants the order of sequences: it is made when first asked for, grows with
 what is written while there is a reader, and is forgotten with the first write when there is none. What it names may be
@@ -22,29 +23,31 @@ from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from sluice.queues.block import GONE
+from sluice.queues.space import NOWHERE, ROW, Piece, Space
 
 if TYPE_CHECKING:
     from sluice.queues.ports import Reader
 
 # A row: sequence, address, mark of the key, and time in seconds << 32 | size << 1 | whether it is a tombstone. One that
 # is free has the sequence 0, and the next free one where the mark was.
-ROW: Final = 4
 ADDRESS: Final = 1
 MARK: Final = 2
 FACTS: Final = 3
 
-SLOT_BITS: Final = 20  # a slot is a number below this many bits: a million keys of one owner
-SLOT_MASK: Final = 0xF_FFFF
+SLOT_BITS: Final = 19  # a slot is a number of so many bits: half a million keys of one owner
+SLOT_MASK: Final = 0x7_FFFF
 FEW: Final = 8  # rows that may be free for nothing
+FEW_BITS: Final = 2  # rows that an owner has room for at least, as a power of two
 NOTHING_DONE: Final[set[int]] = set()  # stands for every empty one; nothing is ever put into it
 
 
 class Owner:
-    def __init__(self, client: str, number: i64, first: i64) -> None:
+    def __init__(self, client: str, number: i64, first: i64, space: Space) -> None:
         # What each write touches stands together.
         self.hash: i64 = hash(client)  # of this process: with it the table of all keys knows whose a key is
         self.next: i64 = first  # the sequence of the next value
-        self.rows: vec[i64] = vec[i64]()
+        self.piece: Piece = NOWHERE  # where its rows are,
+        self.start: i64 = 0  # and where they begin there
         self.reader: Reader | None = None
         self.done: set[int] = NOTHING_DONE  # acknowledged out of turn, above `acked`
         self.is_ordered: bool = False
@@ -60,33 +63,39 @@ class Owner:
         self.acked_at: i64 = 0  # when that was, in milliseconds since 1970; 0: never
         self.is_dirty: bool = False  # has acknowledged something since the last frame
         self.client: str = client
+        self._space: Space = space
+        self._bits: i64 = -1  # there is room for so many rows, as a power of two; -1: for none
+        self._slots: i64 = 0  # rows in use, free ones among them
         self._free: i64 = -1  # the first free row
         self._order: vec[i64] = vec[i64]()  # sequences in order, and the slot of each
 
     # ---- one value, by its slot
 
     def seq(self, slot: i64) -> i64:
-        return self.rows[slot * ROW]
+        return self.piece.rows[self.start + slot * ROW]
 
     def address(self, slot: i64) -> i64:
-        return self.rows[slot * ROW + ADDRESS]
+        return self.piece.rows[self.start + slot * ROW + ADDRESS]
 
     def mark(self, slot: i64) -> i64:
-        return self.rows[slot * ROW + MARK]
+        return self.piece.rows[self.start + slot * ROW + MARK]
 
     def size(self, slot: i64) -> i64:
-        return (self.rows[slot * ROW + FACTS] >> 1) & 0x7FFF_FFFF
+        return (self.facts(slot) >> 1) & 0x7FFF_FFFF
 
     def time(self, slot: i64) -> i64:
         """When it was written, in seconds since 1970."""
-        return self.rows[slot * ROW + FACTS] >> 32
+        return self.facts(slot) >> 32
 
     def is_tombstone(self, slot: i64) -> bool:
-        return self.rows[slot * ROW + FACTS] & 1 != 0
+        return self.facts(slot) & 1 != 0
+
+    def facts(self, slot: i64) -> i64:
+        return self.piece.rows[self.start + slot * ROW + FACTS]
 
     def slots(self) -> i64:
         """How many rows there are, free ones among them."""
-        return len(self.rows) // ROW
+        return self._slots
 
     # ---- in order
 
@@ -97,7 +106,7 @@ class Owner:
         size: i64 = len(order)
         while at < size:
             slot = order[at + 1]
-            if self.rows[slot * ROW] == order[at]:
+            if self.piece.rows[self.start + slot * ROW] == order[at]:
                 return slot
             at += 2
         return -1
@@ -107,7 +116,7 @@ class Owner:
         at = self._at_or_behind(seq)
         if at < len(self._order) and self._order[at] == seq:
             slot = self._order[at + 1]
-            if self.rows[slot * ROW] == seq:
+            if self.piece.rows[self.start + slot * ROW] == seq:
                 return slot
         return -1
 
@@ -136,7 +145,7 @@ class Owner:
         found: list[int] = []
         slot: i64 = 0
         while slot < self.slots():
-            seq = self.rows[slot * ROW]
+            seq = self.piece.rows[self.start + slot * ROW]
             if seq:
                 found.append((int(seq) << SLOT_BITS) | int(slot))
             slot += 1
@@ -155,7 +164,7 @@ class Owner:
             return
         if len(self._order) > 4 * self.live + 4 * FEW:
             self._thin_order()
-        order = append(self._order, self.rows[slot * ROW])
+        order = append(self._order, self.piece.rows[self.start + slot * ROW])
         self._order = append(order, slot)
 
     def _thin_order(self) -> None:
@@ -164,7 +173,7 @@ class Owner:
         order = vec[i64](capacity=2 * self.live + 2)
         at: i64 = 0
         while at < len(old):
-            if self.rows[old[at + 1] * ROW] == old[at]:
+            if self.seq(old[at + 1]) == old[at]:
                 order = append(order, old[at])
                 order = append(order, old[at + 1])
             at += 2
@@ -177,20 +186,20 @@ class Owner:
     def depth(self) -> int:
         """Values that its owner has still to acknowledge."""
         count = 0
-        at: i64 = 0
-        size: i64 = len(self.rows)
-        while at < size:
-            if self.rows[at] > self.acked and int(self.rows[at]) not in self.done:
+        slot: i64 = 0
+        while slot < self._slots:
+            seq = self.seq(slot)
+            if seq > self.acked and int(seq) not in self.done:
                 count += 1
-            at += ROW
+            slot += 1
         return count
 
     # ---- coming and going
 
     def put(self, slot: i64, seq: i64, address: i64, seconds: i64, size: i64, tombstone: bool) -> None:
         """A younger value in the place of the one that is there."""
-        rows = self.rows
-        at = slot * ROW
+        rows = self.piece.rows
+        at = self.start + slot * ROW
         facts = rows[at + FACTS]
         rows[at] = seq
         rows[at + ADDRESS] = address
@@ -208,15 +217,10 @@ class Owner:
         slot = self._free
         facts: i64 = seconds << 32 | size << 1 | (1 if tombstone else 0)
         if slot >= 0:
-            at = slot * ROW
-            self._free = self.rows[at + MARK]
-            self.rows[at] = seq
-            self.rows[at + ADDRESS] = address
-            self.rows[at + MARK] = mark
-            self.rows[at + FACTS] = facts
+            self._free = self.mark(slot)
+            self._set(slot, seq, address, mark, facts)
         else:
-            slot = self.slots()
-            self._append(seq, address, mark, facts)
+            slot = self._append(seq, address, mark, facts)
         if self.live == 0:
             self.oldest = seconds
         self.live += 1
@@ -229,54 +233,99 @@ class Owner:
             self.come_last(slot)
         return slot
 
-    def _append(self, seq: i64, address: i64, mark: i64, facts: i64) -> None:
-        rows = append(self.rows, seq)
-        rows = append(rows, address)
-        rows = append(rows, mark)
-        self.rows = append(rows, facts)
+    def _append(self, seq: i64, address: i64, mark: i64, facts: i64) -> i64:
+        slot = self._slots
+        if self._bits < 0 or slot >> self._bits:
+            self._move_to(self._bits + 1 if self._bits >= FEW_BITS else FEW_BITS)
+        self._slots = slot + 1
+        self._set(slot, seq, address, mark, facts)
+        return slot
+
+    def _set(self, slot: i64, seq: i64, address: i64, mark: i64, facts: i64) -> None:
+        rows = self.piece.rows
+        at = self.start + slot * ROW
+        rows[at] = seq
+        rows[at + ADDRESS] = address
+        rows[at + MARK] = mark
+        rows[at + FACTS] = facts
+
+    def _move_to(self, bits: i64) -> None:
+        """Go to a place with another number of rows, and leave out those that are free if it is smaller."""
+        old, was, old_bits = self.piece.rows, self.start, self._bits
+        end = was + self._slots * ROW
+        piece = self.piece
+        if bits < 0:
+            self.piece, self.start = NOWHERE, 0
+        else:
+            run = self._space.take(bits)
+            self.piece, self.start = run.piece, run.first * ROW
+        rows = self.piece.rows
+        to = self.start
+        at = was
+        while at < end:
+            if old[at] or bits > old_bits:
+                rows[to] = old[at]
+                rows[to + ADDRESS] = old[at + ADDRESS]
+                rows[to + MARK] = old[at + MARK]
+                rows[to + FACTS] = old[at + FACTS]
+                to += ROW
+            at += ROW
+        self._slots = (to - self.start) // ROW
+        self._bits = bits
+        if old_bits >= 0:
+            self._space.give(piece, was // ROW, old_bits)
 
     def move(self, slot: i64, address: i64) -> None:
-        self.rows[slot * ROW + ADDRESS] = address
+        self.piece.rows[self.start + slot * ROW + ADDRESS] = address
 
     def remove(self, slot: i64) -> None:
         """Forget a value."""
-        at = slot * ROW
         self.live -= 1
         self.bytes -= self.size(slot)
         if self.is_tombstone(slot):
             self.tombstones -= 1
-        self.rows[at] = 0
-        self.rows[at + ADDRESS] = GONE
-        self.rows[at + MARK] = self._free
+        self._set(slot, 0, GONE, self._free, 0)
         self._free = slot
 
     def is_sparse(self) -> bool:
         """Whether so many rows are free that the rest should move together: memory goes by what lives."""
-        return self.slots() > 2 * self.live + FEW
+        return self._slots > 2 * self.live + FEW or (self.live == 0 and self._bits >= 0)
 
     def pack(self) -> None:
         """Leave out the free rows. All slots are others now."""
-        rows = self.rows
-        size: i64 = len(rows)
-        self.rows = vec[i64](capacity=self.live * ROW)
+        bits: i64 = -1
+        if self.live:
+            bits = FEW_BITS
+            while self.live >> bits:
+                bits += 1
         self._free = -1
         self.forget_order()
-        at: i64 = 0
-        while at < size:
-            if rows[at]:
-                self._append(rows[at], rows[at + ADDRESS], rows[at + MARK], rows[at + FACTS])
-            at += ROW
+        if bits < self._bits:
+            self._move_to(bits)
+        elif self._slots > self.live:
+            self._close_gaps()
+
+    def _close_gaps(self) -> None:
+        slot: i64 = 0
+        to: i64 = 0
+        while slot < self._slots:
+            seq = self.seq(slot)
+            if seq:
+                self._set(to, seq, self.address(slot), self.mark(slot), self.facts(slot))
+                to += 1
+            slot += 1
+        self._slots = to
 
     # ---- in a snapshot
 
     def write_sequences(self) -> bytes:
         """What is kept, as steps from one sequence to the next, back or forth: one or two bytes for each."""
         out = BytesWriter()
-        rows = self.rows
+        rows = self.piece.rows
         last: i64 = 0
-        at: i64 = 0
-        size: i64 = len(rows)
-        while at < size:
+        at = self.start
+        end = at + self._slots * ROW
+        while at < end:
             seq = rows[at]
             if seq:
                 step: i64 = (seq - last) << 1
@@ -315,10 +364,8 @@ class Owner:
 
     def found(self, slot: i64, address: i64, mark: i64, seconds: i64, size: i64, tombstone: bool) -> None:
         """Where a value stands that a snapshot has named."""
-        at = slot * ROW
-        self.rows[at + ADDRESS] = address
-        self.rows[at + MARK] = mark
-        self.rows[at + FACTS] = seconds << 32 | size << 1 | (1 if tombstone else 0)
+        facts: i64 = seconds << 32 | size << 1 | (1 if tombstone else 0)
+        self._set(slot, self.seq(slot), address, mark, facts)
 
     def settle(self) -> i64:
         """All rows of the store are read: count what was found; how many were not."""
@@ -330,7 +377,7 @@ class Owner:
         size = self.slots()
         while slot < size:
             if self.address(slot) == GONE:
-                self.rows[slot * ROW] = 0
+                self.piece.rows[self.start + slot * ROW] = 0
             else:
                 self.live += 1
                 self.bytes += self.size(slot)

@@ -22,6 +22,7 @@ from sluice.queues.keeping import FIRST_OWNER
 from sluice.queues.owner import NOTHING_DONE, SLOT_MASK, Owner
 from sluice.queues.ports import Reader
 from sluice.queues.segments import Segments
+from sluice.queues.space import Space
 from sluice.store.protocol import Record
 
 # Notes, behind those of `keeping`.
@@ -39,6 +40,7 @@ class Owners:
         self.journal: Journal = journal
         self.segments: Segments = segments
         self.finder: Finder = Finder()
+        self._space: Space = Space()
         self.owners: dict[str, Owner] = {}
         self.by_number: dict[int, Owner] = {}
         self.next_number: i64 = 1
@@ -57,7 +59,7 @@ class Owners:
     # ---- owners and values come and go
 
     def add_owner(self, client: str, number: i64, first: i64) -> Owner:
-        owner = Owner(client, number, first)
+        owner = Owner(client, number, first, self._space)
         owner.saved = self.saving
         self.owners[client] = owner
         self.by_number[int(number)] = owner
@@ -332,7 +334,9 @@ class Owners:
         elif what == OWNER_ACKED:
             while note.more():
                 found = self.by_number.get(int(note.number()))
-                owner = found if found is not None else Owner("", 0, 1)  # its numbers are passed over
+                owner = (
+                    found if found is not None else Owner("", 0, 1, self._space)
+                )  # its numbers are passed over
                 self.read_state(note, owner)
                 if owner.tombstones:
                     self.end_tombstones(owner)
