@@ -2,12 +2,13 @@
 
     python bench/compacted.py                               100,000 owners, 100 keys, 100 B
     python bench/compacted.py --owners 10000 --writes 300000
+    python bench/compacted.py --shared 1000000              one shared queue with so many keys
 
 First every key of every owner is written once. Then keys are overwritten at random, in blocks that take turns with
 blocks of the same publishes to one work queue, and to many, in the same process: bytes are fed to real connections,
 through codec, session, door, engine and the store on disk, and the CPU time of the whole process is counted, its
 threads and the kernel's copying included. Snapshots and the compaction of the log run meanwhile, and count. At the end:
-memory, disk after a sweep, and what a start takes.
+memory, how long a snapshot holds up the loop, disk after a sweep, and what a start takes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from collections.abc import Callable
 from path import DiskLoop, Handle, House, Line
 
 from sluice.message import Message
+from sluice.queues.config import read_config
 from sluice.queues.owner import Owner
+from sluice.queues.runner import SAVE_AT_ONCE
+from sluice.queues.saving import Saving
 
 BLOCK = 2000  # publishes of one block
 AT_ONCE = 50  # of one read
@@ -93,6 +97,58 @@ def cost(house: House, line: Line, said: list[bytes]) -> float:
     return time.process_time() - started
 
 
+def tell_snapshot(house: House) -> None:
+    """What a snapshot takes: nobody is served while it is begun, nor while one of its parts is written."""
+    while house.engine.exclusive.saving:
+        house.loop.run()
+        time.sleep(0.001)
+    started = time.thread_time()
+    saving = Saving(house.engine, SAVE_AT_ONCE)
+    begun = time.thread_time() - started
+    parts: list[float] = []
+    done = False
+    while not done:
+        started = time.thread_time()
+        done = saving.save_some()
+        parts.append(time.thread_time() - started)
+    started = time.thread_time()
+    size = len(saving.value())
+    parts.append(time.thread_time() - started)
+    print(
+        f"{'snapshot':40s} {begun * 1e3:8.1f} ms to begin, {max(parts) * 1e3:.1f} the longest of {len(parts)} parts, "
+        f"{(begun + sum(parts)) * 1e3:.0f} in all, {size / 2**20:.0f} MiB"
+    )
+
+
+def shared(keys: int, size: int) -> None:
+    """One shared queue. Each key is written once, then a tenth of them ten times each, so that the rest is old."""
+    draw = random.Random(2)
+    payload = draw.randbytes(size)
+    with tempfile.TemporaryDirectory(prefix="sluice-shared-") as directory:
+        house = DiskHouse(directory)
+        config = read_config({"type": "compacted", "limits": {"max_queue_depth": 100_000_000}}, "prices")
+        queue = house.engine.create(config.rules(), config.text())
+        before = memory()
+        for name, writes in (("every key once", keys), ("a tenth of them, over and over", keys)):
+            started = time.process_time()
+            for number in range(writes):
+                key = number if name == "every key once" else 10 * draw.randrange(keys // 10)
+                house.engine.publish(queue, Message(payload, b"", b"key/%d" % key), None, 0)
+                if number % BLOCK == 0:
+                    house.broker.turn.begin()
+                    house.broker.turn.schedule()
+                    house.loop.run()
+            taken = time.process_time() - started
+            gc.collect()
+            used = memory() - before
+            print(
+                f"{name:40s} {taken / writes * 1e6:8.2f} us CPU, {used / keys:5.0f} bytes of memory per key"
+            )
+        assert queue.depth == keys
+        tell_snapshot(house)
+        house.close()
+
+
 def live_bytes(owners: dict[str, Owner]) -> int:
     return sum(int(owner.bytes) for owner in owners.values())
 
@@ -120,8 +176,12 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=100)
     parser.add_argument("--size", type=int, default=100)
     parser.add_argument("--writes", type=int, default=2_000_000, help="overwrites after every key is there")
+    parser.add_argument("--shared", type=int, default=0, metavar="KEYS", help="of a shared queue instead")
     told = parser.parse_args()
     gc.set_threshold(100_000, 50, 1000)  # as `sluice serve` has it
+    if told.shared:
+        shared(told.shared, told.size)
+        return
     draw = random.Random(2)
     payload = draw.randbytes(told.size)
     count = told.owners * told.keys
@@ -179,6 +239,7 @@ def main() -> None:
         used = memory() - before
         print(f"{'memory after the overwrites, both':40s} {used / 2**20:8.0f} MiB")
         work.close()
+        tell_snapshot(house)
         live = live_bytes(house.engine.exclusive.owners)
         size = sum(house.store.segment_sizes().values())
         print(f"{'disk before the sweep':40s} {size / 2**20:8.0f} MiB  {size / live:5.2f} x of what lives")
@@ -187,9 +248,9 @@ def main() -> None:
         print(f"{'disk after the sweep':40s} {size / 2**20:8.0f} MiB  {size / live:5.2f} x of what lives")
         house.close()
         del house, mine
-        started = time.perf_counter()
+        started = time.thread_time()
         again = DiskHouse(directory)
-        print(f"{'start':40s} {time.perf_counter() - started:8.1f} s")
+        print(f"{'start':40s} {time.thread_time() - started:8.1f} s")
         assert live_bytes(again.engine.exclusive.owners) == live
         again.close()
 

@@ -116,6 +116,9 @@ class Disk:
     def scan(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
         self._store.scan(segment, self._owe(done))
 
+    def begin_snapshot(self) -> None:
+        self._store.begin_snapshot()
+
     def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
         self._store.snapshot(state, free, self._owe(done))
 

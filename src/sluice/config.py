@@ -128,7 +128,7 @@ class EcqSettings(Section):
     sweep_interval: Annotated[Seconds, lasting(1, 86400)] = 60.0  # how often they are looked for
     check_interval: Annotated[Seconds, lasting(1, 86400)] = 30.0  # how often a missed subscribe is looked for
     max_message_size: Annotated[int, number(1, 268_435_455)] = 1_048_576
-    max_keys: Annotated[int, number(1)] = 100_000  # of one owner
+    max_keys: Annotated[int, number(1, 500_000)] = 100_000  # of one owner
     durability: Literal["sync", "interval"] = "sync"
 
 

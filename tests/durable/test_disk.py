@@ -54,6 +54,9 @@ class Disk:
     def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
         self._store.read(addresses, self._count(done))
 
+    def begin_snapshot(self) -> None:
+        self._store.begin_snapshot()
+
     def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
         self._store.snapshot(state, free, self._count(done))
 

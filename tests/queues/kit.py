@@ -164,6 +164,9 @@ class ListenedStore:
     def scan(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
         self._store.scan(segment, _Answer(self, done))
 
+    def begin_snapshot(self) -> None:
+        self._store.begin_snapshot()
+
     def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
         self._store.snapshot(state, free, _Answer(self, done))
 

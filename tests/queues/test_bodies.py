@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sluice.queues.block import Block
 from sluice.queues.compression import ZstdCodec
-from sluice.queues.partition import Block
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EmbeddedKeeper, EngineUnderTest, Keeper, MemoryKeeper
 

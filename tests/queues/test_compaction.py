@@ -8,6 +8,7 @@ import pytest
 
 from sluice.errors import InvalidQueueConfig, MissingKey, QueueFull, UnknownDelivery
 from sluice.message import Message
+from sluice.queues.block import BLOCK
 from sluice.queues.config import read_config
 from sluice.queues.rules import ANY_ORDER, DROP_OLDEST, PER_KEY, STRICT
 from tests.queues.conftest import MakeEngine
@@ -260,3 +261,24 @@ def test_a_compacted_queue_is_one_for_life_and_its_messages_do_not_age_by_themse
         .message_ttl
     )
     assert read_config({"name": "state"}).rules().message_ttl == 604_800.0
+
+
+def test_memory_goes_by_the_keys_that_live_and_not_by_what_was_ever_written(
+    compacted: EngineUnderTest,
+) -> None:
+    """Some keys are written all the time, and some were once in a while: also after a start, and for who comes late."""
+    for number in range(14 * BLOCK):
+        compacted.send(b"%d" % number, key=b"cold-%d" % number if number % 700 == 0 else b"%d" % (number % 5))
+        if number % 500 == 0:
+            compacted.settle_down()
+    compacted.settle_down()
+    cold = [b"%d" % number for number in range(0, 14 * BLOCK, 700)]
+    for _ in range(2):
+        partition = compacted.queue().partitions[0]
+        assert compacted.depth() == len(cold) + 5 == partition.live
+        assert len(partition._blocks) + len(partition._packs) <= 10
+        compacted.verify()
+        compacted.crash_and_restart()
+    got = compacted.worker(group="late").ack_all()
+    assert got[: len(cold) - 1] == cold[:-1] and len(got) == len(cold) + 5
+    compacted.verify()

@@ -7,8 +7,11 @@ import random
 import pytest
 
 from sluice.errors import MessageTooLarge, QueueFull
-from sluice.queues.journal import NoteWriter
+from sluice.queues.finder import Finder
+from sluice.queues.journal import Note, NoteWriter
+from sluice.queues.owner import SLOT_BITS, Owner
 from sluice.queues.snapshot import OLDEST, SnapshotReader
+from sluice.queues.space import Space
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest, parse_rules
 from tests.queues.owners import kept, leave, seek, subscribe, write
@@ -264,3 +267,104 @@ def test_a_snapshot_without_exclusive_queues_is_still_read(engine: EngineUnderTe
     out.number(0)
     SnapshotReader(engine.engine, parse_rules).read(out.value())
     assert engine.engine.next_qid == 9
+
+
+@pytest.mark.parametrize("kept_before", [True, False])
+def test_a_snapshot_in_parts_says_how_things_stood_when_it_was_begun(
+    make: MakeEngine, kept_before: bool
+) -> None:
+    """Whatever happens while it is written comes again from the log, once and not twice. A crash before it is whole
+    finds the one before."""
+    bench = make(cache_bytes=0)
+    for number in range(12):
+        for key in (b"a", b"b", b"c"):
+            write(bench, f"car-{number}", key, b"old")
+    taker = subscribe(bench, "car-9", window=3)
+    exclusive = bench.engine.exclusive
+    bench.runner.save_at_once = 1
+    bench.runner._snapshot()
+    assert exclusive.saving
+    write(bench, "car-8", b"a", b"new")
+    write(bench, "car-8", b"d", b"new")
+    write(bench, "car-new", b"a", b"new")
+    exclusive.purge(exclusive.owners["car-7"], bench.loop.now)
+    write(bench, "car-7", b"b", b"new")
+    exclusive.forget(exclusive.owners["car-6"], bench.loop.now)
+    write(bench, "car-6", b"c", b"new")
+    assert taker.ack() == b"old"
+    seek(bench, "car-5", 2)
+    write(bench, "car-4", b"a", b"")
+    assert subscribe(bench, "car-4").take() == [b"old", b"old", b""]
+    if kept_before:
+        bench.advance(seconds=1)
+        assert not exclusive.saving
+    bench.crash_and_restart()
+    assert kept(bench, "car-8") == {b"a": b"new", b"b": b"old", b"c": b"old", b"d": b"new"}
+    assert kept(bench, "car-7") == {b"b": b"new"}
+    assert kept(bench, "car-6") == {b"c": b"new"}
+    assert kept(bench, "car-4") == {b"b": b"old", b"c": b"old"}
+    assert kept(bench, "car-new") == {b"a": b"new"}
+    owners = bench.engine.exclusive.owners
+    assert [int(owners[f"car-{number}"].acked) for number in (9, 5, 4, 3)] == [1, 2, 4, 0]
+    assert int(owners["car-6"].next) == 5 and int(owners["car-8"].next) == 6
+    assert bench.warnings == []
+
+
+def test_a_snapshot_with_sequences_in_order_is_still_read(engine: EngineUnderTest) -> None:
+    """As the version before wrote it: an owner with the values 3, 5 and 300."""
+    out = NoteWriter(4)
+    for number in (1, 1, 1, 2, 1, 1):
+        out.number(number)
+    out.text("car-1")
+    for number in (301, 7, 1, 4, 5, 0):
+        out.number(number)
+    out.data(bytes([3, 2, 0xA7, 0x02]))
+    owners = engine.engine.exclusive
+    note = Note(out.value())
+    for _ in range(3):
+        note.number()
+    owners.load_snapshot(note, both_ways=False)
+    owner = owners.owners["car-1"]
+    assert [int(owner.seq(slot)) for slot in range(3)] == [3, 5, 300]
+    assert (owner.next, owner.acked, owner.acked_at, owner.heard_at) == (301, 4, 5, 7)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_key_of_every_owner_is_found_again(seed: int) -> None:
+    """The one table of all keys, with many that share a place in it."""
+    chance = random.Random(seed)
+    finder, space = Finder(), Space()
+    owners = [Owner(f"car-{number}", number, 1, space) for number in range(5)]
+    for owner in owners:
+        finder.admit(owner)
+    model: dict[tuple[int, int], int] = {}
+    marks = [chance.getrandbits(20) << 27 | chance.getrandbits(2) for _ in range(200)]
+    for _ in range(4000):
+        owner, mark = chance.choice(owners), chance.choice(marks)
+        found = finder.find(owner.hash, mark)
+        place = (int(owner.place), mark)
+        assert found == (model[place] | owner.place << SLOT_BITS if place in model else -1)
+        if place not in model:
+            slot = owner.add(owner.next, 1, mark, 1, 1, False)
+            finder.add(owner, slot, mark)
+            model[place] = int(slot)
+        elif chance.random() < 0.7:
+            slot = model.pop(place)
+            finder.remove(owner, slot, mark)
+            owner.remove(slot)
+
+
+def test_an_owner_whose_keys_are_gone_gives_their_room_back(engine: EngineUnderTest) -> None:
+    for number in range(300):
+        write(engine, "car-1", b"%d" % number, b"x", at_once=False)
+    taker = subscribe(engine, "car-1", window=1000)
+    taker.take()
+    for number in range(290):
+        write(engine, "car-1", b"%d" % number, b"", at_once=False)
+    taker.take()
+    owner = engine.engine.exclusive.owners["car-1"]
+    assert (owner.live, owner.tombstones) == (10, 0)
+    assert owner.slots() <= 30
+    assert kept(engine, "car-1") == {b"%d" % number: b"x" for number in range(290, 300)}
+    write(engine, "car-1", b"295", b"y")
+    assert taker.take() == [b"y"]

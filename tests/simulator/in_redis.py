@@ -80,6 +80,9 @@ class RedisBehindProxy:
     def scan(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
         self.inner.scan(segment, self._life.owe(done))
 
+    def begin_snapshot(self) -> None:
+        self.inner.begin_snapshot()
+
     def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
         self.inner.snapshot(state, free, self._life.owe(done))
 

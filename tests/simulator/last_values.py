@@ -177,6 +177,7 @@ class LastValues:
             lambda alerts, warnings: self._heard(warnings),
             self.chance.choice((0.0, 0.01)),
         )
+        self.runner.save_at_once = self.chance.choice((1, 20, 100_000))
         self.runner.open(lambda name, text: rules_of(name, json.loads(text)))
 
     def _rules_for(self, name: str) -> tuple[Rules, str]:

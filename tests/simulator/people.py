@@ -74,6 +74,7 @@ class LoggedStore:
         self.next_frame = store.next_frame
         self.read = store.read
         self.scan = store.scan
+        self.begin_snapshot = store.begin_snapshot
         self.snapshot = store.snapshot
         self.wants_snapshot = store.wants_snapshot
         self.segment_sizes = store.segment_sizes

@@ -121,6 +121,34 @@ def test_after_a_snapshot_older_messages_come_back_as_rows(store: StoreUnderTest
     assert [row.size for row in store.past.rows] == sizes
 
 
+def test_a_snapshot_covers_what_was_there_when_it_was_begun(store: StoreUnderTest) -> None:
+    """It is written while frames and whole segments follow: those are replayed."""
+    before = store.fill_segment(0)
+    before += store.commit(message(1000, b"same segment"))
+    store.store.begin_snapshot()
+    assert not store.store.wants_snapshot()
+    behind = store.fill_segment(2000)
+    behind += store.commit(message(3000, b"behind"), note(6000))
+    store.snapshot(b"the state", free=[1])
+    behind += store.commit(message(3001, b"further behind"))
+    store.reopen()
+    assert store.past.snapshot == b"the state"
+    assert [row.address for row in store.past.rows] == before[-1:]
+    assert [record.address for record in store.past.records] == behind
+
+
+def test_a_snapshot_that_was_only_begun_is_none(store: StoreUnderTest) -> None:
+    before = store.commit(message(1))
+    store.snapshot(b"first")
+    behind = store.commit(message(2))
+    store.store.begin_snapshot()
+    behind += store.commit(message(3))
+    store.reopen()
+    assert store.past.snapshot == b"first"
+    assert [row.address for row in store.past.rows] == before
+    assert [record.address for record in store.past.records] == behind
+
+
 def test_the_newest_snapshot_is_the_one_that_counts(store: StoreUnderTest) -> None:
     store.commit(message(1))
     store.snapshot(b"first")

@@ -112,4 +112,4 @@ def slices(places: Iterator[Place]) -> Iterator[list[Place]]:
 def size_of(partition: Partition, seq: int) -> int:
     """Bytes that the store keeps of a message."""
     block = partition.block(seq)
-    return 0 if block is None else int(block.size[seq & 511])
+    return 0 if block is None else int(block.size[block.at(seq)])

@@ -30,6 +30,7 @@ from sluice.wire.reasons import (
     TOPIC_FILTER_INVALID,
     TOPIC_NAME_INVALID,
 )
+from sluice.wire.topics import begins
 
 if TYPE_CHECKING:
     from sluice.broker.connection import Connection
@@ -72,8 +73,13 @@ class EcqDoor:
     def _write(self, packet: Publish) -> bool:
         """Whether the topic is one that can be written to."""
         topic = packet.topic
-        cut = topic.find(b"/", len(WRITE))
-        if not topic.startswith(WRITE) or cut <= len(WRITE) or cut == len(topic) - 1:
+        if not begins(topic, WRITE):
+            return False
+        end: i64 = len(topic)
+        cut: i64 = len(WRITE)
+        while cut < end and topic[cut] != 0x2F:
+            cut += 1
+        if cut == len(WRITE) or cut >= end - 1:
             return False
         if self._engine.unavailable:
             raise StoreUnavailable(self._engine.unavailable)

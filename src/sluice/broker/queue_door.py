@@ -140,14 +140,14 @@ class QueueDoor:
     # ---- publishing
 
     def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
-        """A PUBLISH to a topic under `$queue/`."""
+        """A PUBLISH to a topic that is one of ours."""
         topic = packet.topic
         self._begin()
+        if topic[1] == ECQ_PREFIX[1]:
+            self.ecq.publish(packet, session, connection)
+            return
         known = self._topics.get(topic)
         if known is None:
-            if begins(topic, ECQ_PREFIX):
-                self.ecq.publish(packet, session, connection)
-                return
             known = self._parse(topic)
         verb = known.verb
         try:

@@ -16,8 +16,9 @@ from mypy_extensions import i32, i64
 from sluice.errors import QueueFull
 from sluice.message import Message
 from sluice.queues import dead_letters, removal
+from sluice.queues.block import GONE
 from sluice.queues.journal import ACKED, BATCH, Note, NoteWriter
-from sluice.queues.partition import BLOCK, GONE, Partition
+from sluice.queues.partition import Partition
 from sluice.queues.rules import DEAD_LETTER, DROP_OLDEST
 
 if TYPE_CHECKING:
@@ -60,15 +61,15 @@ def collect(
         block = partition.block(seq)
         if block is None:
             break
-        at: i64 = seq & (BLOCK - 1)
-        base: i64 = seq - at
-        stop: i64 = min(i64(len(block.address)), end - base)
-        while at < stop and places.count < most and places.bytes < most_bytes:
+        at = block.at(seq)
+        stop: i64 = len(block.address)
+        while at < stop and seq < end and places.count < most and places.bytes < most_bytes:
             address: i64 = block.address[at]
-            if address != GONE and (gid == 0 or partition.is_for(base + at, gid)):
-                places.add(base + at, address, block.size[at])
+            if address != GONE and (gid == 0 or partition.is_for(seq, gid)):
+                places.add(seq, address, block.size[at])
             at += 1
-        seq = partition.first_live(base + at)
+            seq = block.seq(at) if at < stop else seq + 1
+        seq = partition.first_live(seq)
     return min(seq, end)
 
 

@@ -21,10 +21,10 @@ from mypy_extensions import i64
 from sluice.errors import InvalidQueueConfig, MissingKey
 from sluice.message import COMPRESSED, TOMBSTONE, Message, encode_start
 from sluice.queues import removal, settling
-from sluice.queues.cursor import SEQUENCE_BITS, SEQUENCE_MASK, Cursor
+from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import LEASED
-from sluice.queues.journal import PURGED, Note, NoteWriter
-from sluice.queues.keys import forget_gone, place_of, remember
+from sluice.queues.journal import PURGED
+from sluice.queues.keys import place_of, remember
 from sluice.queues.partition import Partition
 from sluice.queues.queue import Queue
 from sluice.store.protocol import HEADER_BYTES
@@ -152,28 +152,3 @@ def load(engine: Engine, queue: Queue, partition: Partition, seq: i64, key: byte
                 _pass(cursor, before)
         _end(engine, home, before)
     remember(engine, queue, partition, seq, key)
-
-
-def write_snapshot(out: NoteWriter, engine: Engine) -> None:
-    """Which message is the last of its key. The keys themselves are in the bodies, which a start does not read."""
-    compacted = [queue for queue in engine.queues.values() if queue.latest]
-    out.number(len(compacted))
-    for queue in compacted:
-        forget_gone(engine, queue)
-        out.number(queue.qid)
-        out.number(len(queue.latest))
-        for mark, place in queue.latest.items():
-            out.number(mark)
-            out.number(place >> SEQUENCE_BITS)
-            out.number(place & SEQUENCE_MASK)
-
-
-def load_snapshot(note: Note, queues: dict[int, Queue]) -> None:
-    for _ in range(note.number()):
-        queue = queues[int(note.number())]
-        latest: dict[int, int] = {}
-        for _ in range(note.number()):
-            mark = int(note.number())
-            pid = int(note.number())
-            latest[mark] = (pid << SEQUENCE_BITS) | int(note.number())
-        queue.latest = latest

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64
 
 from sluice.message import DELAYED, PRIORITY_BITS, Message
+from sluice.queues.block import GONE
 from sluice.queues.delivery import READY, Lease
 from sluice.queues.journal import ACKED, DEAD, EXPIRED, PURGED, SETTLED, Journal, NoteWriter
-from sluice.queues.partition import BLOCK, BLOCK_BITS, GONE, Partition
+from sluice.queues.partition import Partition
 from sluice.queues.row import Row
 from sluice.queues.rules import STRICT
 
@@ -109,9 +110,10 @@ class Cursor:
             seq = self.fresh
             self.fresh = seq + 1
             block = partition.block(seq)
-            at: i64 = seq & (BLOCK - 1)
             if block is None:
+                self.fresh = min(partition.first_live(seq), partition.committed)
                 continue
+            at = block.at(seq)
             if block.address[at] == GONE:
                 continue
             if self.done and int(seq) in self.done:
@@ -169,7 +171,7 @@ class Cursor:
         if ordering == STRICT:
             return 1
         block = self.partition.block(seq)
-        return 0 if block is None else i64(block.key[seq & (BLOCK - 1)]) & 0xFFFF_FFFF
+        return 0 if block is None else i64(block.key[block.at(seq)]) & 0xFFFF_FFFF
 
     def come_early(self, seq: i64, priority: i64) -> None:
         """A message that does not wait for its turn among the fresh ones: it has a priority, or its delay is over."""
@@ -305,8 +307,8 @@ class Cursor:
                 continue
             block = partition.block(floor)
             if block is None:
-                floor = ((floor >> BLOCK_BITS) + 1) << BLOCK_BITS
-            elif block.address[floor & (BLOCK - 1)] == GONE:
+                floor = partition.first_live(floor)
+            elif block.address[block.at(floor)] == GONE:
                 floor += 1
             else:
                 break

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64
 
 from sluice.message import Message
+from sluice.queues.block import GONE
 from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import LEASED, WAITING, Lease
 from sluice.queues.group import Group
 from sluice.queues.journal import PURGED
-from sluice.queues.partition import GONE, Partition
+from sluice.queues.partition import Partition
 from sluice.queues.ports import Consumer
 from sluice.queues.reading import AHEAD, BURY, DELIVER, EXPIRE, Read, message_of, read_for
 from sluice.queues.removal import expire, remove_for_all

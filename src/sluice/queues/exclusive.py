@@ -26,7 +26,7 @@ from sluice.message import TOMBSTONE, Message, decode_headers, encode_header, en
 from sluice.queues.journal import Journal, NoteWriter
 from sluice.queues.keeping import FIRST_OWNER
 from sluice.queues.keys import mark_of
-from sluice.queues.owner import NOTHING_DONE, Owner
+from sluice.queues.owner import NOTHING_DONE, SLOT_BITS, SLOT_MASK, Owner
 from sluice.queues.owners import (
     OWNER_ACKED,
     OWNER_GONE,
@@ -40,7 +40,7 @@ from sluice.queues.owners import (
 from sluice.queues.ports import Codec, Reader
 from sluice.queues.reading import message_of
 from sluice.queues.segments import Segments
-from sluice.store.protocol import HEADER_BYTES, SEQ_AT, Record
+from sluice.store.protocol import HEADER_BYTES, KEY_AT, Record
 
 READ_AHEAD: Final = 64  # values that one read brings, at most
 READ_BYTES: Final = 262_144
@@ -97,12 +97,12 @@ class Exclusive(Owners):
         if size > rules.max_message_size:
             raise MessageTooLarge(f"$ECQ/{client}", int(size), int(rules.max_message_size))
         mark = mark_of(message.key)
-        owner = self.owners.get(client)
-        if owner is None:
-            owner = self.make(client, now)
-        slot = owner.find(mark)
-        if slot < 0 and owner.live >= rules.max_keys:
-            raise QueueFull(f"$ECQ/{client}", int(owner.live))
+        slot = self.finder.find(hash(client), mark)
+        if slot >= 0:
+            owner = self.finder.at[slot >> SLOT_BITS]
+            slot &= SLOT_MASK
+        else:
+            owner = self._first_of_key(client, now)
         now_ms: i64 = int(now * 1000.0)
         message.enqueued_at = now_ms
         if message.expires:
@@ -127,6 +127,15 @@ class Exclusive(Owners):
                 self.cached += cost
                 reader.bodies[int(seq)] = message
             self._expect(reader)
+        return owner
+
+    def _first_of_key(self, client: str, now: float) -> Owner:
+        """The owner of a key that is new."""
+        owner = self.owners.get(client)
+        if owner is None:
+            return self.make(client, now)
+        if owner.live >= self.rules.max_keys:
+            raise QueueFull(f"$ECQ/{client}", int(owner.live))
         return owner
 
     def make(self, client: str, now: float) -> Owner:
@@ -164,6 +173,7 @@ class Exclusive(Owners):
         reader.bodies.clear()
         if owner is not None and owner.reader is reader:
             owner.reader = None
+            owner.forget_order()
 
     def feed(self, reader: Reader) -> None:
         """It may have room: offer it more at the end of the turn."""
@@ -275,8 +285,10 @@ class Exclusive(Owners):
         note = NoteWriter(OWNER_REMOVED)
         note.number(owner.number)
         note.number(owner.seq(slot))
+        note.number(owner.mark(slot))
         self.journal.add_note(note.value(), int(now * 1000.0), False)
         self.drop(owner, slot)
+        self.tidy(owner)
 
     # ---- acknowledging
 
@@ -287,13 +299,15 @@ class Exclusive(Owners):
             return
         if reader.out.get(int(seq), -1) == epoch:
             del reader.out[int(seq)]
+            if owner.saved != self.saving and self.saving:
+                self.save(owner)
             self.acked += 1
             owner.acked_at = int(now * 1000.0)
             slot = owner.after(owner.acked)
             if slot >= 0 and owner.seq(slot) == seq and not owner.done:
                 owner.acked = seq
                 if owner.tombstones:
-                    self.end_tombstones(owner)
+                    self._end_tombstone(owner, slot)
             else:
                 if owner.done is NOTHING_DONE:
                     owner.done = set()
@@ -315,12 +329,18 @@ class Exclusive(Owners):
         while slot >= 0 and int(owner.seq(slot)) in owner.done:
             acked = owner.seq(slot)
             owner.done.discard(int(acked))
+            if owner.tombstones:
+                self._end_tombstone(owner, slot)
             slot = owner.after(acked)
         owner.acked = acked
         if not owner.done:
             owner.done = NOTHING_DONE
-        if owner.tombstones:
-            self.end_tombstones(owner)
+
+    def _end_tombstone(self, owner: Owner, slot: i64) -> None:
+        """Its owner has heard of the end of a key, and of all before it."""
+        if owner.is_tombstone(slot):
+            self.drop(owner, slot)
+            self.tidy(owner)
 
     def write_acks(self, now_ms: i64) -> None:
         """The frame is closed: how far each owner has come since the last one."""
@@ -400,7 +420,7 @@ class Exclusive(Owners):
     def rewrite(self, pid: i64, data: bytes, address: i64) -> bool:
         """Write the record of a value that still lives at `address` anew, so that its segment can go."""
         owner = self.by_number.get(int(pid - FIRST_OWNER))
-        slot: i64 = -1 if owner is None else owner.slot_of(read_i64_le(data, SEQ_AT))
+        slot: i64 = -1 if owner is None else self.find(owner, read_i64_le(data, KEY_AT))
         if owner is None or slot < 0 or owner.address(slot) != address:
             return False
         moved = self.journal.copy_owned(data)
@@ -414,7 +434,7 @@ class Exclusive(Owners):
     def damaged(self, record: Record, now: float) -> str:
         """What compaction cannot read is given up, in words."""
         owner = self.by_number.get(int(record.pid - FIRST_OWNER))
-        slot: i64 = -1 if owner is None else owner.slot_of(record.seq)
+        slot = self.place_of(record)
         if owner is None or slot < 0:
             return ""
         self._remove(owner, slot, now)

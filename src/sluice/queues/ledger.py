@@ -86,7 +86,7 @@ def _check_queue(queue: Queue) -> Iterator[str]:
         while seq < partition.next:
             block = partition.block(seq)
             if block is not None:
-                size += i64(block.size[seq & 511])
+                size += i64(block.size[block.at(seq)])
             if partition.left(seq) > 0 or waits_for_nobody(partition):
                 depth += 1
             seq = partition.first_live(seq + 1)

@@ -1,10 +1,14 @@
-"""The queue of one owner: for each key the place of its last value, in the order of their sequences.
+"""The queue of one owner: for each key the place of its last value.
 
 There may be a hundred thousand owners with a hundred keys each, so a value is a row of four native integers, and
-nothing of an owner is an object but the owner. A value that is replaced leaves a gap; gaps are closed when a fifth of
-the rows are gaps, so memory goes by what lives. Whoever writes goes from owner to owner, and each look at memory that
-was not looked at lately costs more than a hundred comparisons: all of a value stands in one place, and a key is looked
-for in a column of one byte for each, from the young end. An owner with many keys gets a dict for it.
+nothing of an owner is an object but the owner. Whoever writes goes from owner to owner, and each look at memory that
+was not looked at lately costs more than a hundred comparisons. So a write touches three places: the table that knows
+where the value of a key stands (`finder`), the owner, and the row (in `space`), which the new value takes over from the
+old one.
+
+Rows therefore stand in no order. Who reads wants the order of sequences: it is made when first asked for, grows with
+what is written while there is a reader, and is forgotten with the first write when there is none. What it names may be
+gone since: a row tells by its sequence.
 
 A key is known by its mark, 64 bits of BLAKE2b. The mark stands in the header of its record too, so that a start needs
 to read no body (`keys.mark_of`).
@@ -16,94 +20,104 @@ from typing import TYPE_CHECKING, Final
 
 from librt.strings import BytesWriter
 from librt.vecs import append, vec
-from mypy_extensions import i64, u8
+from mypy_extensions import i64
 
-from sluice.queues.partition import GONE
+from sluice.queues.block import GONE
+from sluice.queues.space import NOWHERE, ROW, Piece, Space
 
 if TYPE_CHECKING:
     from sluice.queues.ports import Reader
 
-# A row: sequence, address, mark of the key, and time in seconds << 32 | size << 1 | whether it is a tombstone.
-ROW: Final = 4
+# A row: sequence, address, mark of the key, and time in seconds << 32 | size << 1 | whether it is a tombstone. One that
+# is free has the sequence 0, and the next free one where the mark was.
 ADDRESS: Final = 1
 MARK: Final = 2
 FACTS: Final = 3
 
-MANY: Final = 256  # keys from which on a dict finds them
-FEW_GAPS: Final = 8
+SLOT_BITS: Final = 19  # a slot is a number of so many bits: half a million keys of one owner
+SLOT_MASK: Final = 0x7_FFFF
+FEW: Final = 8  # rows that may be free for nothing
+FEW_BITS: Final = 2  # rows that an owner has room for at least, as a power of two
 NOTHING_DONE: Final[set[int]] = set()  # stands for every empty one; nothing is ever put into it
 
 
 class Owner:
-    def __init__(self, client: str, number: i64, first: i64) -> None:
-        self.client: str = client
-        self.number: i64 = number
+    def __init__(self, client: str, number: i64, first: i64, space: Space) -> None:
+        # What each write touches stands together.
+        self.hash: i64 = hash(client)  # of this process: with it the table of all keys knows whose a key is
         self.next: i64 = first  # the sequence of the next value
+        self.piece: Piece = NOWHERE  # where its rows are,
+        self.start: i64 = 0  # and where they begin there
+        self.reader: Reader | None = None
+        self.done: set[int] = NOTHING_DONE  # acknowledged out of turn, above `acked`
+        self.is_ordered: bool = False
+        self.saved: i64 = 0  # the last snapshot that has it
+        self.number: i64 = number
+        self.heard_at: i64 = 0  # when it was last written to, in seconds since 1970
+        self.bytes: i64 = 0
+        self.live: i64 = 0
+        self.tombstones: i64 = 0  # of the living
+        self.oldest: i64 = 0  # no value is older than this, in seconds since 1970
+        self.place: i64 = 0  # among all owners: see `finder`
         self.acked: i64 = first - 1  # all up to here is acknowledged, or gone
         self.acked_at: i64 = 0  # when that was, in milliseconds since 1970; 0: never
-        self.done: set[int] = NOTHING_DONE  # acknowledged out of turn, above `acked`
-        self.heard_at: i64 = 0  # when it was last written to, in seconds since 1970
-        self.live: i64 = 0
-        self.bytes: i64 = 0
-        self.tombstones: i64 = 0  # of the living
-        self.reader: Reader | None = None
         self.is_dirty: bool = False  # has acknowledged something since the last frame
-        self._rows: vec[i64] = vec[i64]()
-        self._tags: vec[u8] = vec[u8]()  # the last byte of each mark
-        self._slots: dict[int, int] | None = None
+        self.client: str = client
+        self._space: Space = space
+        self._bits: i64 = -1  # there is room for so many rows, as a power of two; -1: for none
+        self._slots: i64 = 0  # rows in use, free ones among them
+        self._free: i64 = -1  # the first free row
+        self._order: vec[i64] = vec[i64]()  # sequences in order, and the slot of each
 
     # ---- one value, by its slot
 
     def seq(self, slot: i64) -> i64:
-        return self._rows[slot * ROW]
+        return self.piece.rows[self.start + slot * ROW]
 
     def address(self, slot: i64) -> i64:
-        return self._rows[slot * ROW + ADDRESS]
+        return self.piece.rows[self.start + slot * ROW + ADDRESS]
+
+    def mark(self, slot: i64) -> i64:
+        return self.piece.rows[self.start + slot * ROW + MARK]
 
     def size(self, slot: i64) -> i64:
-        return (self._rows[slot * ROW + FACTS] >> 1) & 0x7FFF_FFFF
+        return (self.facts(slot) >> 1) & 0x7FFF_FFFF
 
     def time(self, slot: i64) -> i64:
         """When it was written, in seconds since 1970."""
-        return self._rows[slot * ROW + FACTS] >> 32
+        return self.facts(slot) >> 32
 
     def is_tombstone(self, slot: i64) -> bool:
-        return self._rows[slot * ROW + FACTS] & 1 != 0
+        return self.facts(slot) & 1 != 0
 
-    # ---- looking for one
+    def facts(self, slot: i64) -> i64:
+        return self.piece.rows[self.start + slot * ROW + FACTS]
 
-    def find(self, mark: i64) -> i64:
-        """The slot of a key; -1 when there is none."""
-        if self._slots is not None:
-            return i64(self._slots.get(int(mark), -1))
-        tags = self._tags
-        tag: i64 = mark & 0xFF
-        slot: i64 = len(tags) - 1
-        while slot >= 0:
-            if (
-                i64(tags[slot]) == tag
-                and self._rows[slot * ROW + MARK] == mark
-                and self.address(slot) != GONE
-            ):
+    def slots(self) -> i64:
+        """How many rows there are, free ones among them."""
+        return self._slots
+
+    # ---- in order
+
+    def after(self, seq: i64) -> i64:
+        """The slot of the first value behind `seq`; -1 when there is none."""
+        at = self._at_or_behind(seq + 1)
+        order = self._order
+        size: i64 = len(order)
+        while at < size:
+            slot = order[at + 1]
+            if self.piece.rows[self.start + slot * ROW] == order[at]:
                 return slot
-            slot -= 1
+            at += 2
         return -1
 
     def slot_of(self, seq: i64) -> i64:
         """The slot of a sequence that is kept; -1 when it is not."""
-        slot = self._at_or_behind(seq)
-        if slot < len(self._tags) and self.seq(slot) == seq and self.address(slot) != GONE:
-            return slot
-        return -1
-
-    def after(self, seq: i64) -> i64:
-        """The slot of the first value behind `seq`; -1 when there is none."""
-        slot = self._at_or_behind(seq + 1)
-        size: i64 = len(self._tags)
-        while slot < size:
-            if self.address(slot) != GONE:
+        at = self._at_or_behind(seq)
+        if at < len(self._order) and self._order[at] == seq:
+            slot = self._order[at + 1]
+            if self.piece.rows[self.start + slot * ROW] == seq:
                 return slot
-            slot += 1
         return -1
 
     def since(self, seconds: i64) -> i64:
@@ -114,155 +128,263 @@ class Owner:
         return slot
 
     def _at_or_behind(self, seq: i64) -> i64:
+        if not self.is_ordered:
+            self._put_in_order()
+        order = self._order
         low: i64 = 0
-        high: i64 = len(self._tags)
+        high: i64 = len(order) >> 1
         while low < high:
             middle: i64 = (low + high) >> 1
-            if self._rows[middle * ROW] < seq:
+            if order[middle << 1] < seq:
                 low = middle + 1
             else:
                 high = middle
-        return low
+        return low << 1
+
+    def _put_in_order(self) -> None:
+        found: list[int] = []
+        slot: i64 = 0
+        while slot < self.slots():
+            seq = self.piece.rows[self.start + slot * ROW]
+            if seq:
+                found.append((int(seq) << SLOT_BITS) | int(slot))
+            slot += 1
+        found.sort()
+        order = vec[i64](capacity=2 * len(found))
+        for one in found:
+            order = append(order, i64(one >> SLOT_BITS))
+            order = append(order, i64(one & SLOT_MASK))
+        self._order = order
+        self.is_ordered = True
+
+    def come_last(self, slot: i64) -> None:
+        """A value was written. Its place in the order is the last, and nobody but a reader needs one."""
+        if self.reader is None:
+            self.forget_order()
+            return
+        if len(self._order) > 4 * self.live + 4 * FEW:
+            self._thin_order()
+        order = append(self._order, self.piece.rows[self.start + slot * ROW])
+        self._order = append(order, slot)
+
+    def _thin_order(self) -> None:
+        """Leave out what is gone since."""
+        old = self._order
+        order = vec[i64](capacity=2 * self.live + 2)
+        at: i64 = 0
+        while at < len(old):
+            if self.seq(old[at + 1]) == old[at]:
+                order = append(order, old[at])
+                order = append(order, old[at + 1])
+            at += 2
+        self._order = order
+
+    def forget_order(self) -> None:
+        self.is_ordered = False
+        self._order = vec[i64]()
 
     def depth(self) -> int:
         """Values that its owner has still to acknowledge."""
         count = 0
-        slot = self.after(self.acked)
-        size: i64 = len(self._tags)
-        while 0 <= slot < size:
-            if self.address(slot) != GONE and int(self.seq(slot)) not in self.done:
+        slot: i64 = 0
+        while slot < self._slots:
+            seq = self.seq(slot)
+            if seq > self.acked and int(seq) not in self.done:
                 count += 1
             slot += 1
         return count
 
     # ---- coming and going
 
-    def add(self, seq: i64, address: i64, mark: i64, seconds: i64, size: i64, tombstone: bool) -> None:
-        """Take in a value behind all others."""
-        slot: i64 = len(self._tags)
-        self._append(seq, address, mark, seconds << 32 | size << 1 | (1 if tombstone else 0))
-        if self._slots is not None:
-            self._slots[int(mark)] = int(slot)
-        elif slot >= MANY:
-            self._make_slots()
+    def put(self, slot: i64, seq: i64, address: i64, seconds: i64, size: i64, tombstone: bool) -> None:
+        """A younger value in the place of the one that is there."""
+        rows = self.piece.rows
+        at = self.start + slot * ROW
+        facts = rows[at + FACTS]
+        rows[at] = seq
+        rows[at + ADDRESS] = address
+        rows[at + FACTS] = seconds << 32 | size << 1 | (1 if tombstone else 0)
+        self.bytes += size - ((facts >> 1) & 0x7FFF_FFFF)
+        if tombstone or facts & 1:
+            self.tombstones += (1 if tombstone else 0) - (facts & 1)
+        self.next = seq + 1
+        self.heard_at = seconds
+        if self.is_ordered:
+            self.come_last(slot)
+
+    def add(self, seq: i64, address: i64, mark: i64, seconds: i64, size: i64, tombstone: bool) -> i64:
+        """The first value of a key; its slot."""
+        slot = self._free
+        facts: i64 = seconds << 32 | size << 1 | (1 if tombstone else 0)
+        if slot >= 0:
+            self._free = self.mark(slot)
+            self._set(slot, seq, address, mark, facts)
+        else:
+            slot = self._append(seq, address, mark, facts)
+        if self.live == 0:
+            self.oldest = seconds
         self.live += 1
         self.bytes += size
         if tombstone:
             self.tombstones += 1
-        if seq >= self.next:
-            self.next = seq + 1
+        self.next = seq + 1
+        self.heard_at = seconds
+        if self.is_ordered:
+            self.come_last(slot)
+        return slot
 
-    def _append(self, seq: i64, address: i64, mark: i64, facts: i64) -> None:
-        rows = append(self._rows, seq)
-        rows = append(rows, address)
-        rows = append(rows, mark)
-        self._rows = append(rows, facts)
-        self._tags = append(self._tags, u8(mark & 0xFF))
+    def _append(self, seq: i64, address: i64, mark: i64, facts: i64) -> i64:
+        slot = self._slots
+        if self._bits < 0 or slot >> self._bits:
+            self._move_to(self._bits + 1 if self._bits >= FEW_BITS else FEW_BITS)
+        self._slots = slot + 1
+        self._set(slot, seq, address, mark, facts)
+        return slot
 
-    def place(self, slot: i64, address: i64, mark: i64, seconds: i64, size: i64, tombstone: bool) -> None:
-        """Where a value stands that a snapshot has named: found while the store is read."""
-        self._rows[slot * ROW + ADDRESS] = address
-        self._rows[slot * ROW + MARK] = mark
-        self._rows[slot * ROW + FACTS] = seconds << 32 | size << 1 | (1 if tombstone else 0)
-        self._tags[slot] = u8(mark & 0xFF)
+    def _set(self, slot: i64, seq: i64, address: i64, mark: i64, facts: i64) -> None:
+        rows = self.piece.rows
+        at = self.start + slot * ROW
+        rows[at] = seq
+        rows[at + ADDRESS] = address
+        rows[at + MARK] = mark
+        rows[at + FACTS] = facts
+
+    def _move_to(self, bits: i64) -> None:
+        """Go to a place with another number of rows, and leave out those that are free if it is smaller."""
+        old, was, old_bits = self.piece.rows, self.start, self._bits
+        end = was + self._slots * ROW
+        piece = self.piece
+        if bits < 0:
+            self.piece, self.start = NOWHERE, 0
+        else:
+            run = self._space.take(bits)
+            self.piece, self.start = run.piece, run.first * ROW
+        rows = self.piece.rows
+        to = self.start
+        at = was
+        while at < end:
+            if old[at] or bits > old_bits:
+                rows[to] = old[at]
+                rows[to + ADDRESS] = old[at + ADDRESS]
+                rows[to + MARK] = old[at + MARK]
+                rows[to + FACTS] = old[at + FACTS]
+                to += ROW
+            at += ROW
+        self._slots = (to - self.start) // ROW
+        self._bits = bits
+        if old_bits >= 0:
+            self._space.give(piece, was // ROW, old_bits)
 
     def move(self, slot: i64, address: i64) -> None:
-        self._rows[slot * ROW + ADDRESS] = address
+        self.piece.rows[self.start + slot * ROW + ADDRESS] = address
 
     def remove(self, slot: i64) -> None:
-        """Forget a value. What was found before this has another slot now, if gaps were closed."""
-        size = self.size(slot)
-        self._rows[slot * ROW + ADDRESS] = GONE
+        """Forget a value."""
         self.live -= 1
-        self.bytes -= size
+        self.bytes -= self.size(slot)
         if self.is_tombstone(slot):
             self.tombstones -= 1
-        if self._slots is not None:
-            mark = int(self._rows[slot * ROW + MARK])
-            if self._slots.get(mark, -1) == slot:
-                del self._slots[mark]
-        if self.live == 0 or len(self._tags) - self.live > (self.live >> 2) + FEW_GAPS:
+        self._set(slot, 0, GONE, self._free, 0)
+        self._free = slot
+
+    def is_sparse(self) -> bool:
+        """Whether so many rows are free that the rest should move together: memory goes by what lives."""
+        return self._slots > 2 * self.live + FEW or (self.live == 0 and self._bits >= 0)
+
+    def pack(self) -> None:
+        """Leave out the free rows. All slots are others now."""
+        bits: i64 = -1
+        if self.live:
+            bits = FEW_BITS
+            while self.live >> bits:
+                bits += 1
+        self._free = -1
+        self.forget_order()
+        if bits < self._bits:
+            self._move_to(bits)
+        elif self._slots > self.live:
             self._close_gaps()
 
     def _close_gaps(self) -> None:
-        rows = self._rows
-        size: i64 = len(self._tags)
-        self._rows = vec[i64]()
-        self._tags = vec[u8]()
-        at: i64 = 0
-        while at < size * ROW:
-            if rows[at + ADDRESS] != GONE:
-                self._append(rows[at], rows[at + ADDRESS], rows[at + MARK], rows[at + FACTS])
-            at += ROW
-        if self._slots is not None:
-            self._make_slots()
-
-    def _make_slots(self) -> None:
-        if self.live < MANY // 2:
-            self._slots = None
-            return
-        slots: dict[int, int] = {}
         slot: i64 = 0
-        while slot < len(self._tags):
-            if self.address(slot) != GONE:
-                slots[int(self._rows[slot * ROW + MARK])] = int(slot)
+        to: i64 = 0
+        while slot < self._slots:
+            seq = self.seq(slot)
+            if seq:
+                self._set(to, seq, self.address(slot), self.mark(slot), self.facts(slot))
+                to += 1
             slot += 1
-        self._slots = slots
+        self._slots = to
 
     # ---- in a snapshot
 
     def write_sequences(self) -> bytes:
-        """What is kept, as steps from one sequence to the next: about a byte for each."""
+        """What is kept, as steps from one sequence to the next, back or forth: one or two bytes for each."""
         out = BytesWriter()
+        rows = self.piece.rows
         last: i64 = 0
-        slot: i64 = 0
-        size: i64 = len(self._tags)
-        while slot < size:
-            if self.address(slot) != GONE:
-                step: i64 = self.seq(slot) - last
-                last += step
+        at = self.start
+        end = at + self._slots * ROW
+        while at < end:
+            seq = rows[at]
+            if seq:
+                step: i64 = (seq - last) << 1
+                last = seq
+                if step < 0:
+                    step = 1 - step
                 while step >= 0x80:
                     out.append(int(step & 0x7F | 0x80))
                     step >>= 7
                 out.append(int(step))
-            slot += 1
+            at += ROW
         return out.getvalue()
 
-    def read_sequences(self, data: bytes) -> None:
-        """The same back; where each of them stands is told by the store's rows (`place`), and counted at `settle`."""
+    def read_sequences(self, data: bytes, both_ways: bool) -> None:
+        """The same back; where each of them stands is told by the store's rows (`place`), and counted at `settle`.
+        Not `both_ways`: from before there were steps back."""
         at: i64 = 0
         end: i64 = len(data)
         seq: i64 = 0
         while at < end:
             shift: i64 = 0
+            step: i64 = 0
             while data[at] >= 0x80:
-                seq += (i64(data[at]) & 0x7F) << shift
+                step += (i64(data[at]) & 0x7F) << shift
                 shift += 7
                 at += 1
-            seq += i64(data[at]) << shift
+            step += i64(data[at]) << shift
             at += 1
+            if not both_ways:
+                seq += step
+            elif step & 1:
+                seq -= step >> 1
+            else:
+                seq += step >> 1
             self._append(seq, GONE, 0, 0)
 
-    def named(self, seq: i64) -> i64:
-        """The slot of a sequence that a snapshot has named, whether it was found or not; -1 when it has not."""
-        slot = self._at_or_behind(seq)
-        return slot if slot < len(self._tags) and self.seq(slot) == seq else -1
+    def found(self, slot: i64, address: i64, mark: i64, seconds: i64, size: i64, tombstone: bool) -> None:
+        """Where a value stands that a snapshot has named."""
+        facts: i64 = seconds << 32 | size << 1 | (1 if tombstone else 0)
+        self._set(slot, self.seq(slot), address, mark, facts)
 
     def settle(self) -> i64:
-        """All rows are read: count what was found; how many were not."""
+        """All rows of the store are read: count what was found; how many were not."""
         self.live = 0
         self.bytes = 0
         self.tombstones = 0
+        self.oldest = 0
         slot: i64 = 0
-        size: i64 = len(self._tags)
+        size = self.slots()
         while slot < size:
-            if self.address(slot) != GONE:
+            if self.address(slot) == GONE:
+                self.piece.rows[self.start + slot * ROW] = 0
+            else:
                 self.live += 1
                 self.bytes += self.size(slot)
                 if self.is_tombstone(slot):
                     self.tombstones += 1
+                if self.oldest == 0 or self.time(slot) < self.oldest:
+                    self.oldest = self.time(slot)
             slot += 1
-        lost: i64 = size - self.live
-        self._close_gaps()
-        self._make_slots()
-        return lost
+        self.pack()
+        return size - self.live

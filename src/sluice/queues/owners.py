@@ -3,6 +3,10 @@
 What is here runs twice: when it happens, and when recovery reads the notes of it again. So nothing here writes a note;
 `exclusive` does, which is the rest of this class. A value that replaces another needs none: reading it again does the
 same. The snapshot says which sequences are kept, the index rows of the store where they stand and what their marks are.
+
+A snapshot of millions of values takes longer than anybody should wait. So it is written some owners at a time, while
+the broker works, and still says how things stood when it was begun: whoever changes an owner that is not written yet
+writes it first (`save`).
 """
 
 from __future__ import annotations
@@ -12,18 +16,20 @@ from typing import Final
 from mypy_extensions import i64
 
 from sluice.message import TOMBSTONE
+from sluice.queues.finder import Finder
 from sluice.queues.journal import Journal, Note, NoteWriter
 from sluice.queues.keeping import FIRST_OWNER
-from sluice.queues.owner import NOTHING_DONE, Owner
+from sluice.queues.owner import NOTHING_DONE, SLOT_MASK, Owner
 from sluice.queues.ports import Reader
 from sluice.queues.segments import Segments
+from sluice.queues.space import Space
 from sluice.store.protocol import Record
 
 # Notes, behind those of `keeping`.
 OWNER_MADE: Final = 48  # number, client, first sequence
 OWNER_ACKED: Final = 49  # for each: number, acked, when, how many out of turn, and those
 OWNER_SOUGHT: Final = 50  # number, the sequence it goes on behind
-OWNER_REMOVED: Final = 51  # number, seq: expired or damaged
+OWNER_REMOVED: Final = 51  # number, seq, mark: expired or damaged
 OWNERS_SWEPT: Final = 52  # time in seconds: what is older is gone, of every owner
 OWNER_PURGED: Final = 53  # number
 OWNER_GONE: Final = 54  # number
@@ -33,6 +39,8 @@ class Owners:
     def __init__(self, journal: Journal, segments: Segments) -> None:
         self.journal: Journal = journal
         self.segments: Segments = segments
+        self.finder: Finder = Finder()
+        self._space: Space = Space()
         self.owners: dict[str, Owner] = {}
         self.by_number: dict[int, Owner] = {}
         self.next_number: i64 = 1
@@ -42,16 +50,28 @@ class Owners:
         self.replaced: i64 = 0  # counters, since the start
         self.aged: i64 = 0  # removed by the sweep
         self.cached: i64 = 0  # bytes of bodies that readers have at hand
+        self.saving: i64 = 0  # the number of the snapshot that is being written; 0: none is
+        self._saves: i64 = 0  # snapshots so far
+        self._unsaved: list[Owner] = []  # whom to write into it, unless a change has done so already
+        self._save_at: i64 = 0
+        self._out: NoteWriter | None = None
 
     # ---- owners and values come and go
 
     def add_owner(self, client: str, number: i64, first: i64) -> Owner:
-        owner = Owner(client, number, first)
+        owner = Owner(client, number, first, self._space)
+        owner.saved = self.saving
         self.owners[client] = owner
         self.by_number[int(number)] = owner
+        self.finder.admit(owner)
         if number >= self.next_number:
             self.next_number = number + 1
         return owner
+
+    def find(self, owner: Owner, mark: i64) -> i64:
+        """The slot of a key; -1 when there is none."""
+        found = self.finder.find(owner.hash, mark)
+        return found if found < 0 else found & SLOT_MASK
 
     def take(
         self,
@@ -64,21 +84,34 @@ class Owners:
         size: i64,
         tombstone: bool,
     ) -> None:
-        """A value comes, and the one in `slot`, if there is one, goes."""
+        """A value comes, into the place of the one in `slot` if there is one."""
+        if owner.saved != self.saving and self.saving:
+            self.save(owner)
+        segments = self.segments
         if slot >= 0:
-            self.drop(owner, slot)
+            segments.drop(owner.address(slot), owner.size(slot))
+            if owner.reader is not None or owner.done:
+                self._withdraw(owner, owner.seq(slot))
+            owner.put(slot, seq, address, seconds, size, tombstone)
             self.replaced += 1
-        owner.add(seq, address, mark, seconds, size, tombstone)
-        owner.heard_at = seconds
-        self.values += 1
-        self.segments.add_lasting(address, size)
+        else:
+            self.finder.add(owner, owner.add(seq, address, mark, seconds, size, tombstone), mark)
+            self.values += 1
+        segments.add_lasting(address, size)
 
     def drop(self, owner: Owner, slot: i64) -> None:
         """A value is gone, whatever its reader makes of it."""
-        seq = owner.seq(slot)
+        if owner.saved != self.saving and self.saving:
+            self.save(owner)
         self.segments.drop(owner.address(slot), owner.size(slot))
+        if owner.reader is not None or owner.done:
+            self._withdraw(owner, owner.seq(slot))
+        self.finder.remove(owner, slot, owner.mark(slot))
         owner.remove(slot)
         self.values -= 1
+
+    def _withdraw(self, owner: Owner, seq: i64) -> None:
+        """Nobody waits for this value any more."""
         if owner.done:
             owner.done.discard(int(seq))
         reader = owner.reader
@@ -87,41 +120,76 @@ class Owners:
             if reader.out:
                 reader.out.pop(int(seq), None)
 
+    def tidy(self, owner: Owner) -> None:
+        """Values were dropped: let their room go if it is much. Slots are others after this."""
+        if owner.is_sparse():
+            self._leave_table(owner)
+            owner.pack()
+            self._enter_table(owner)
+
+    def _leave_table(self, owner: Owner) -> None:
+        slot: i64 = 0
+        while slot < owner.slots():
+            if owner.seq(slot):
+                self.finder.remove(owner, slot, owner.mark(slot))
+            slot += 1
+
+    def _enter_table(self, owner: Owner) -> None:
+        slot: i64 = 0
+        while slot < owner.slots():
+            self.finder.add(owner, slot, owner.mark(slot))
+            slot += 1
+
     def forget_body(self, reader: Reader, seq: i64) -> None:
         message = reader.bodies.pop(int(seq), None) if reader.bodies else None
         if message is not None:
             self.cached -= message.cost
 
     def remove_all(self, owner: Owner) -> None:
-        slot = owner.after(0)
-        while slot >= 0:
-            seq = owner.seq(slot)
-            self.drop(owner, slot)
-            slot = owner.after(seq)
+        slot: i64 = 0
+        while slot < owner.slots():
+            if owner.seq(slot):
+                self.drop(owner, slot)
+            slot += 1
+        self.tidy(owner)
 
     def let_go(self, owner: Owner) -> None:
         """The owner itself goes."""
+        if owner.saved != self.saving and self.saving:
+            self.save(owner)
         self.remove_all(owner)
+        self.finder.dismiss(owner)
         self.first = max(self.first, owner.next)
         self.owners.pop(owner.client, None)
         self.by_number.pop(int(owner.number), None)
 
     def sweep(self, seconds: i64) -> bool:
-        """Values rise in time with their sequences, so one look at the first tells of all the rest of an owner."""
+        """Take out what is older. An owner is looked through only if it may have such a value."""
         found = False
         for owner in self.owners.values():
-            slot = owner.after(0)
-            while slot >= 0 and owner.time(slot) < seconds:
-                seq = owner.seq(slot)
-                self.drop(owner, slot)
-                self.aged += 1
-                found = True
-                slot = owner.after(seq)
+            if owner.live == 0 or owner.oldest >= seconds:
+                continue
+            oldest: i64 = 0x7FFF_FFFF
+            slot: i64 = 0
+            while slot < owner.slots():
+                if owner.seq(slot):
+                    time = owner.time(slot)
+                    if time < seconds:
+                        self.drop(owner, slot)
+                        self.aged += 1
+                        found = True
+                    elif time < oldest:
+                        oldest = time
+                slot += 1
+            owner.oldest = oldest
+            self.tidy(owner)
         return found
 
     # ---- how far an owner has come
 
     def go_behind(self, owner: Owner, behind: i64) -> None:
+        if owner.saved != self.saving and self.saving:
+            self.save(owner)
         owner.acked = max(0, min(behind, owner.next - 1))
         owner.done = NOTHING_DONE
         if owner.tombstones:
@@ -129,12 +197,12 @@ class Owners:
 
     def end_tombstones(self, owner: Owner) -> None:
         """Those that the owner has heard of are forgotten."""
-        slot = owner.after(0)
-        while slot >= 0 and owner.tombstones and owner.seq(slot) <= owner.acked:
-            seq = owner.seq(slot)
-            if owner.is_tombstone(slot):
+        slot: i64 = 0
+        while slot < owner.slots() and owner.tombstones:
+            if owner.is_tombstone(slot) and 0 < owner.seq(slot) <= owner.acked:
                 self.drop(owner, slot)
-            slot = owner.after(seq)
+            slot += 1
+        self.tidy(owner)
 
     def write_state(self, note: NoteWriter, owner: Owner) -> None:
         note.number(owner.number)
@@ -152,18 +220,47 @@ class Owners:
 
     # ---- snapshot
 
-    def write_snapshot(self, out: NoteWriter) -> None:
+    def begin_snapshot(self, out: NoteWriter) -> None:
+        """Write how things stand now, to the end of `out`: some of it with each `save_some`."""
+        self._saves += 1
+        self.saving = self._saves
+        self._unsaved = list(self.owners.values())
+        self._save_at = 0
+        self._out = out
         out.number(self.next_number)
         out.number(self.first)
         out.number(len(self.owners))
-        for owner in self.owners.values():
+
+    def save_some(self, most: i64) -> bool:
+        """Write owners with about as many values; whether all are written."""
+        left = most
+        size: i64 = len(self._unsaved)
+        while self._save_at < size and left > 0:
+            owner = self._unsaved[self._save_at]
+            self._save_at += 1
+            if owner.saved != self.saving:
+                self.save(owner)
+                left -= 8 + owner.slots()
+        if self._save_at < size:
+            return False
+        self.saving = 0
+        self._unsaved = []
+        self._out = None
+        return True
+
+    def save(self, owner: Owner) -> None:
+        """Write an owner into the snapshot, before it changes."""
+        out = self._out
+        if out is not None:
+            owner.saved = self.saving
             out.text(owner.client)
             out.number(owner.next)
             out.number(owner.heard_at)
             self.write_state(out, owner)
             out.data(owner.write_sequences())
 
-    def load_snapshot(self, note: Note) -> None:
+    def load_snapshot(self, note: Note, both_ways: bool) -> None:
+        """Not `both_ways`: one from before sequences stood in no order."""
         self.next_number = note.number()
         self.first = note.number()
         for _ in range(note.number()):
@@ -173,14 +270,14 @@ class Owners:
             owner = self.add_owner(client, note.number(), next_seq)
             owner.heard_at = heard_at
             self.read_state(note, owner)
-            owner.read_sequences(note.data())
+            owner.read_sequences(note.data(), both_ways)
 
     def load_row(self, record: Record) -> None:
         """A value from before the snapshot, without its body; one that was moved comes again, further on."""
         owner = self.by_number.get(int(record.pid - FIRST_OWNER))
-        slot: i64 = -1 if owner is None else owner.named(record.seq)
+        slot: i64 = -1 if owner is None else owner.slot_of(record.seq)
         if owner is not None and slot >= 0:
-            owner.place(
+            owner.found(
                 slot,
                 record.address,
                 mark_in(record),
@@ -197,10 +294,11 @@ class Owners:
             self.values += owner.live
             if missing:
                 lost.append(f"of $ECQ/{owner.client} values are missing in the store: {missing}")
-            slot = owner.after(0)
-            while slot >= 0:
+            self._enter_table(owner)
+            slot: i64 = 0
+            while slot < owner.slots():
                 self.segments.add_lasting(owner.address(slot), owner.size(slot))
-                slot = owner.after(owner.seq(slot))
+                slot += 1
         return lost
 
     # ---- records behind it
@@ -214,7 +312,7 @@ class Owners:
             mark = mark_in(record)
             self.take(
                 owner,
-                owner.find(mark),
+                self.find(owner, mark),
                 record.seq,
                 record.address,
                 mark,
@@ -223,7 +321,7 @@ class Owners:
                 record.flags & TOMBSTONE != 0,
             )
             return
-        slot = owner.slot_of(record.seq)
+        slot = self.place_of(record)
         if slot >= 0:
             self.segments.drop(owner.address(slot), record.size)
             self.segments.add_lasting(record.address, record.size)
@@ -236,7 +334,9 @@ class Owners:
         elif what == OWNER_ACKED:
             while note.more():
                 found = self.by_number.get(int(note.number()))
-                owner = found if found is not None else Owner("", 0, 1)  # its numbers are passed over
+                owner = (
+                    found if found is not None else Owner("", 0, 1, self._space)
+                )  # its numbers are passed over
                 self.read_state(note, owner)
                 if owner.tombstones:
                     self.end_tombstones(owner)
@@ -253,19 +353,24 @@ class Owners:
             elif what == OWNER_PURGED:
                 self.remove_all(found)
             elif what == OWNER_REMOVED:
-                slot = found.slot_of(note.number())
-                if slot >= 0:
+                seq = note.number()
+                slot = self.find(found, note.number()) if note.more() else found.slot_of(seq)
+                if slot >= 0 and found.seq(slot) == seq:
                     self.drop(found, slot)
+                    self.tidy(found)
             elif what == OWNER_GONE:
                 self.let_go(found)
 
+    def place_of(self, record: Record) -> i64:
+        """The slot of the value that a record is; -1 when it is kept no more."""
+        owner = self.by_number.get(int(record.pid - FIRST_OWNER))
+        slot: i64 = -1 if owner is None else self.find(owner, mark_in(record))
+        return slot if owner is not None and slot >= 0 and owner.seq(slot) == record.seq else -1
+
     def lives(self, record: Record) -> bool:
         """Whether an index row stands for a value that lives there."""
-        owner = self.by_number.get(int(record.pid - FIRST_OWNER))
-        if owner is None:
-            return False
-        slot = owner.slot_of(record.seq)
-        return slot >= 0 and owner.address(slot) == record.address
+        slot = self.place_of(record)
+        return slot >= 0 and self.by_number[int(record.pid - FIRST_OWNER)].address(slot) == record.address
 
 
 def mark_in(record: Record) -> i64:

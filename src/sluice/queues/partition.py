@@ -1,74 +1,35 @@
 """One partition of a queue: which messages it holds, and where the store keeps them.
 
-What is known of each message in memory is 27 bytes in columns of native integers (`Block`), so that a million waiting
-messages cost some 30 MB; bodies are on disk, and in a cache while they are young. Sequences are never reused: a message
-is `(pid, seq)` for ever.
+What is known of each message in memory is 27 bytes in columns of native integers (`block.py`), so that a million
+waiting messages cost some 30 MB; bodies are on disk, and in a cache while they are young. Sequences are never reused: a
+message is `(pid, seq)` for ever.
+
+Blocks stand for the young end of the sequences, without a gap, and there are never many more of them than what lives
+would fill. What is left at the old end, a stuck message or the last values of keys that nobody writes any more, is in
+packs: so memory goes by what lives, however far apart that is.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from librt.vecs import append, vec
-from mypy_extensions import i16, i32, i64, u8
+from librt.vecs import append
+from mypy_extensions import i16, i64
 
 from sluice.message import PRIORITY_BITS, Message
+from sluice.queues.block import BLOCK, BLOCK_BITS, GONE, Block, pack_of
 
 if TYPE_CHECKING:
     from sluice.queues.cursor import Cursor
     from sluice.queues.queue import Queue
 
-BLOCK_BITS: Final = 9
-BLOCK: Final = 512
-GONE: Final = -1  # the address of a message that is not kept any more
-LONGEST: Final = 0x7FFF_FFFF
-
-
-class Block:
-    """Up to 512 messages with consecutive sequences, a column for each fact."""
-
-    def __init__(self) -> None:
-        self.address: vec[i64] = vec[i64]()
-        self.size: vec[i32] = vec[i32]()
-        self.key: vec[i32] = vec[i32]()
-        self.expires: vec[i32] = vec[i32]()
-        self.age: vec[i32] = vec[i32]()  # when it came, in milliseconds after `time`
-        self.flags: vec[u8] = vec[u8]()
-        self.left: vec[i16] = vec[i16]()  # groups that have not settled it yet
-        self.live: i64 = 0
-        self.time: i64 = 0  # milliseconds since 1970
-        self.latest: i64 = 0  # when the youngest of them came
-        self.soonest: i64 = 0  # none of them expires earlier; 0: none expires
-
-    def add(self, address: i64, size: i64, key: i64, expires: i64, age: i64, flags: i64, left: i64) -> None:
-        self.address = append(self.address, address)
-        self.size = append(self.size, i32(size))
-        self.key = append(self.key, i32(key if key < 0x8000_0000 else key - 0x1_0000_0000))
-        self.expires = append(
-            self.expires, i32(expires if expires < 0x8000_0000 else expires - 0x1_0000_0000)
-        )
-        self.age = append(self.age, i32(age))
-        self.flags = append(self.flags, u8(flags))
-        self.left = append(self.left, i16(left))
-
-    def put(
-        self, at: i64, address: i64, size: i64, key: i64, expires: i64, age: i64, flags: i64, left: i64
-    ) -> None:
-        """The same for a place that was passed over before."""
-        self.address[at] = address
-        self.size[at] = i32(size)
-        self.key[at] = i32(key if key < 0x8000_0000 else key - 0x1_0000_0000)
-        self.expires[at] = i32(expires if expires < 0x8000_0000 else expires - 0x1_0000_0000)
-        self.age[at] = i32(age)
-        self.flags[at] = u8(flags)
-        self.left[at] = i16(left)
-
+FEW_BLOCKS: Final = 8  # that there may always be
 
 # What a partition has before it has any: see the cursor's.
 NO_TARGETS: Final[dict[int, int]] = {}
 NOT_DELAYED: Final[set[int]] = set()
 
-_DEAD: Final = Block()  # stands for every block in which nothing lives nor will live
+_DEAD: Final = Block(0)  # stands for every block in which nothing lives nor will live
 
 
 class Partition:
@@ -90,42 +51,66 @@ class Partition:
         self.retention_set: float = 0.0  # the same for settled ones that were kept long enough
         self._blocks: list[Block] = []
         self._first: i64 = 0  # number of the first block
+        self._packs: list[Block] = []  # what is older than that
 
     # ---- what is known of a message
 
     def block(self, seq: i64) -> Block | None:
         """The block with the columns of `seq`; None when nothing is known of it any more."""
         nth: i64 = (seq >> BLOCK_BITS) - self._first
-        if nth < 0 or nth >= len(self._blocks):
+        if nth < 0:
+            return self._pack(seq) if self._packs else None
+        if nth >= len(self._blocks):
             return None
         block = self._blocks[nth]
         return block if (seq & (BLOCK - 1)) < len(block.address) else None
 
+    def _pack(self, seq: i64) -> Block | None:
+        nth = self._nth_pack(seq)
+        if nth < len(self._packs):
+            pack = self._packs[nth]
+            if pack.search(seq):
+                return pack
+        return None
+
+    def _nth_pack(self, seq: i64) -> i64:
+        """Of the first pack that ends at or behind `seq`."""
+        low: i64 = 0
+        high: i64 = len(self._packs)
+        while low < high:
+            middle: i64 = (low + high) >> 1
+            pack = self._packs[middle]
+            if pack.seqs[i64(len(pack.seqs)) - 1] < seq:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
     def address(self, seq: i64) -> i64:
         """Where the store keeps it; GONE when it does not."""
         block = self.block(seq)
-        return GONE if block is None else block.address[seq & (BLOCK - 1)]
+        return GONE if block is None else block.address[block.at(seq)]
 
     def holds(self, seq: i64) -> bool:
         return self.address(seq) != GONE
 
     def priority(self, seq: i64) -> i64:
         block = self.block(seq)
-        return 0 if block is None else i64(block.flags[seq & (BLOCK - 1)]) & PRIORITY_BITS
+        return 0 if block is None else i64(block.flags[block.at(seq)]) & PRIORITY_BITS
 
     def flags(self, seq: i64) -> i64:
         block = self.block(seq)
-        return 0 if block is None else i64(block.flags[seq & (BLOCK - 1)])
+        return 0 if block is None else i64(block.flags[block.at(seq)])
 
     def expires(self, seq: i64) -> i64:
         """Seconds since 1970; 0: never."""
         block = self.block(seq)
-        return 0 if block is None else i64(block.expires[seq & (BLOCK - 1)]) & 0xFFFF_FFFF
+        return 0 if block is None else i64(block.expires[block.at(seq)]) & 0xFFFF_FFFF
 
     def time(self, seq: i64) -> i64:
         """When it came, in milliseconds since 1970."""
         block = self.block(seq)
-        return 0 if block is None else block.time + i64(block.age[seq & (BLOCK - 1)])
+        return 0 if block is None else block.time + i64(block.age[block.at(seq)])
 
     def is_for(self, seq: i64, gid: i64) -> bool:
         """Whether the group `gid` is meant: a dead letter that is put back goes to the group that failed it."""
@@ -159,33 +144,25 @@ class Partition:
         """Take in the message `seq`, in any order: recovery finds what compaction has moved behind what is younger.
         `time` is when it came; 0 when nobody knows any more, then about when its neighbours did."""
         number: i64 = seq >> BLOCK_BITS
-        if not self._blocks:
+        if not self._blocks and number > self._last_packed() >> BLOCK_BITS:
             self._first = number
-        while number < self._first:
-            self._blocks.insert(0, _DEAD)
-            self._first -= 1
+        if number < self._first:
+            self._insert_old(seq, address, size, key, expires, flags, left, time)
+            return
         while self._first + len(self._blocks) <= number:
             self._blocks.append(_DEAD)
+            if len(self._blocks) > FEW_BLOCKS:
+                self._pack_oldest(number)
         block = self._blocks[number - self._first]
         if block is _DEAD:
-            block = Block()
+            block = Block(number << BLOCK_BITS)
             self._blocks[number - self._first] = block
         at: i64 = seq & (BLOCK - 1)
         while len(block.address) < at:
             block.add(GONE, 0, 0, 0, 0, 0, 0)
         if time == 0:
             time = block.latest
-        if block.time == 0:
-            block.time = time
-        if time > block.latest:
-            block.latest = time
-        if expires and (block.soonest == 0 or expires < block.soonest):
-            block.soonest = expires
-        age: i64 = time - block.time
-        if age > LONGEST:
-            age = LONGEST
-        elif age < -LONGEST:
-            age = -LONGEST
+        age = block.hear(time, expires)
         if len(block.address) == at:
             block.add(address, size, key, expires, age, flags, left)
         else:
@@ -195,18 +172,72 @@ class Partition:
         if seq >= self.next:
             self.next = seq + 1
 
+    def _insert_old(
+        self, seq: i64, address: i64, size: i64, key: i64, expires: i64, flags: i64, left: i64, time: i64
+    ) -> None:
+        """The same for one that is older than every block."""
+        nth = self._nth_pack(seq)
+        one = Block(-1)
+        if time == 0 and nth < len(self._packs):
+            time = self._packs[nth].latest
+        one.seqs = append(one.seqs, seq)
+        one.add(address, size, key, expires, one.hear(time, expires), flags, left)
+        one.live = 1
+        self.live += 1
+        if nth == len(self._packs):
+            self._add_pack(one)
+            return
+        pack = self._packs[nth]
+        pack.search(seq)
+        at = pack.hit
+        before = Block(-1)
+        before.take_over(pack, 0, at)
+        before.take_over(one, 0, 1)
+        self._packs[nth] = before
+        if pack.live < BLOCK:
+            before.take_over(pack, at, len(pack.seqs))
+        else:
+            behind = Block(-1)
+            behind.take_over(pack, at, len(pack.seqs))
+            self._packs.insert(nth + 1, behind)
+
+    def _last_packed(self) -> i64:
+        if not self._packs:
+            return -1
+        seqs = self._packs[-1].seqs
+        return seqs[i64(len(seqs)) - 1]
+
+    def _pack_oldest(self, number: i64) -> None:
+        """Let there be no more blocks than would hold twice what lives; `number` is needed yet."""
+        while len(self._blocks) > FEW_BLOCKS + (self.live >> (BLOCK_BITS - 1)) and self._first < number:
+            block = self._blocks.pop(0)
+            self._first += 1
+            if block.live:
+                self._add_pack(block)
+
+    def _add_pack(self, block: Block) -> None:
+        last: i64 = i64(len(self._packs)) - 1
+        if last >= 0 and self._packs[last].live + block.live <= BLOCK:
+            pack = self._packs[last]
+            if len(pack.seqs) > pack.live:
+                self._packs[last] = pack_of(pack, block)
+            else:
+                pack.take_over(block, 0, len(block.address))
+        else:
+            self._packs.append(pack_of(block))
+
     def move(self, seq: i64, address: i64) -> None:
         """Its record stands elsewhere now."""
         block = self.block(seq)
         if block is not None:
-            block.address[seq & (BLOCK - 1)] = address
+            block.address[block.at(seq)] = address
 
     def remove(self, seq: i64) -> i64:
         """Forget a message; the address it had, or GONE."""
         block = self.block(seq)
         if block is None:
             return GONE
-        at: i64 = seq & (BLOCK - 1)
+        at = block.at(seq)
         address = block.address[at]
         if address == GONE:
             return GONE
@@ -215,7 +246,9 @@ class Partition:
         self.live -= 1
         if self.targets:
             self.targets.pop(int(seq), None)
-        if block.live == 0 and (seq >> BLOCK_BITS) < (self.next >> BLOCK_BITS):
+        if block.base < 0:
+            self._thin_packs(seq, block)
+        elif block.live == 0 and (seq >> BLOCK_BITS) < (self.next >> BLOCK_BITS):
             self._blocks[(seq >> BLOCK_BITS) - self._first] = _DEAD
             self._trim()
         return address
@@ -226,12 +259,30 @@ class Partition:
             self._blocks.pop(0)
             self._first += 1
 
+    def _thin_packs(self, seq: i64, pack: Block) -> None:
+        """Something has gone from a pack. When half of it has, the rest moves together, with that of a neighbour if
+        one pack can hold both."""
+        if len(pack.seqs) <= 2 * pack.live:
+            return
+        nth = self._nth_pack(seq)
+        if pack.live == 0:
+            self._packs.pop(nth)
+            return
+        if nth > 0 and self._packs[nth - 1].live + pack.live <= BLOCK:
+            self._packs[nth - 1] = pack_of(self._packs[nth - 1], pack)
+            self._packs.pop(nth)
+        elif nth + 1 < len(self._packs) and self._packs[nth + 1].live + pack.live <= BLOCK:
+            self._packs[nth] = pack_of(pack, self._packs[nth + 1])
+            self._packs.pop(nth + 1)
+        else:
+            self._packs[nth] = pack_of(pack)
+
     def settle_one(self, seq: i64) -> bool:
         """One group less has to settle `seq`; whether it was the last one."""
         block = self.block(seq)
         if block is None:
             return False
-        at: i64 = seq & (BLOCK - 1)
+        at = block.at(seq)
         left: i64 = i64(block.left[at]) - 1
         block.left[at] = i16(left)
         return left <= 0 and block.address[at] != GONE
@@ -239,19 +290,27 @@ class Partition:
     def set_left(self, seq: i64, left: i64) -> None:
         block = self.block(seq)
         if block is not None:
-            block.left[seq & (BLOCK - 1)] = i16(left)
+            block.left[block.at(seq)] = i16(left)
 
     def left(self, seq: i64) -> i64:
         block = self.block(seq)
-        return 0 if block is None else i64(block.left[seq & (BLOCK - 1)])
+        return 0 if block is None else i64(block.left[block.at(seq)])
 
     # ---- walking
+
+    def all_blocks(self) -> list[Block]:
+        """Oldest first, packs before the others."""
+        return self._packs + self._blocks
 
     def first_live(self, start: i64) -> i64:
         """The first message that is here at or behind `start`; `next` when there is none."""
         seq = start
         lowest: i64 = self._first << BLOCK_BITS
         if seq < lowest:
+            if self._packs:
+                found = self._first_packed(seq)
+                if found >= 0:
+                    return found
             seq = lowest
         while seq < self.next:
             nth: i64 = (seq >> BLOCK_BITS) - self._first
@@ -266,6 +325,19 @@ class Partition:
             else:
                 seq += 1
         return self.next
+
+    def _first_packed(self, seq: i64) -> i64:
+        nth = self._nth_pack(seq)
+        while nth < len(self._packs):
+            pack = self._packs[nth]
+            pack.search(seq)
+            at = pack.hit
+            while at < len(pack.seqs):
+                if pack.address[at] != GONE:
+                    return pack.seqs[at]
+                at += 1
+            nth += 1
+        return -1
 
     def holes(self, first: i64) -> list[tuple[int, int]]:
         """(start, count) of what is gone at or behind `first`."""
@@ -285,16 +357,14 @@ class Partition:
 
     def first_since(self, time: i64) -> i64:
         """The first message of `time` (in milliseconds) or later; `next` when there is none."""
-        nth: i64 = 0
-        while nth < len(self._blocks):
-            block = self._blocks[nth]
-            if block.live and block.latest >= time:
-                at: i64 = 0
-                while at < len(block.address):
-                    if block.address[at] != GONE and block.time + i64(block.age[at]) >= time:
-                        return ((self._first + nth) << BLOCK_BITS) + at
-                    at += 1
-            nth += 1
+        for blocks in (self._packs, self._blocks):
+            for block in blocks:
+                if block.live and block.latest >= time:
+                    at: i64 = 0
+                    while at < len(block.address):
+                        if block.address[at] != GONE and block.time + i64(block.age[at]) >= time:
+                            return block.seq(at)
+                        at += 1
         return self.next
 
     # ---- blocks in which something is due
@@ -302,22 +372,20 @@ class Partition:
     def expired(self, now: i64) -> list[int]:
         """What has expired by `now` (in seconds)."""
         found: list[int] = []
-        nth: i64 = 0
-        while nth < len(self._blocks):
-            block = self._blocks[nth]
-            if block.live and block.soonest and block.soonest <= now:
-                self._expired_in(block, (self._first + nth) << BLOCK_BITS, now, found)
-            nth += 1
+        for blocks in (self._packs, self._blocks):
+            for block in blocks:
+                if block.live and block.soonest and block.soonest <= now:
+                    self._expired_in(block, now, found)
         return found
 
-    def _expired_in(self, block: Block, base: i64, now: i64, found: list[int]) -> None:
+    def _expired_in(self, block: Block, now: i64, found: list[int]) -> None:
         soonest: i64 = 0
         at: i64 = 0
         while at < len(block.address):
             expires: i64 = i64(block.expires[at]) & 0xFFFF_FFFF
             if expires and block.address[at] != GONE:
                 if expires <= now:
-                    found.append(int(base + at))
+                    found.append(int(block.seq(at)))
                 elif soonest == 0 or expires < soonest:
                     soonest = expires
             at += 1
@@ -326,26 +394,25 @@ class Partition:
     def next_expiry(self) -> i64:
         """When the next message may expire, in seconds since 1970; 0: none does."""
         soonest: i64 = 0
-        for block in self._blocks:
-            if block.live and block.soonest and (soonest == 0 or block.soonest < soonest):
-                soonest = block.soonest
+        for blocks in (self._packs, self._blocks):
+            for block in blocks:
+                if block.live and block.soonest and (soonest == 0 or block.soonest < soonest):
+                    soonest = block.soonest
         return soonest
 
     def settled_before(self, time: i64) -> list[int]:
         """What came before `time` (in milliseconds) and no group waits for."""
         found: list[int] = []
-        nth: i64 = 0
-        while nth < len(self._blocks):
-            block = self._blocks[nth]
-            if block.live and block.time <= time:
-                at: i64 = 0
-                while at < len(block.address):
-                    if (
-                        block.address[at] != GONE
-                        and i64(block.left[at]) <= 0
-                        and block.time + i64(block.age[at]) <= time
-                    ):
-                        found.append(int(((self._first + nth) << BLOCK_BITS) + at))
-                    at += 1
-            nth += 1
+        for blocks in (self._packs, self._blocks):
+            for block in blocks:
+                if block.live and block.time <= time:
+                    at: i64 = 0
+                    while at < len(block.address):
+                        if (
+                            block.address[at] != GONE
+                            and i64(block.left[at]) <= 0
+                            and block.time + i64(block.age[at]) <= time
+                        ):
+                            found.append(int(block.seq(at)))
+                        at += 1
         return found

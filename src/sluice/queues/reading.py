@@ -8,9 +8,10 @@ from librt.strings import read_i32_le, read_i64_le
 from mypy_extensions import i64
 
 from sluice.message import COMPRESSED, DELAYED, PRIORITY_BITS, Message, decode_body
+from sluice.queues.block import GONE
 from sluice.queues.delivery import Lease
 from sluice.queues.keeping import FIRST_OWNER, FIRST_PID
-from sluice.queues.partition import BLOCK, GONE, Partition
+from sluice.queues.partition import Partition
 from sluice.queues.ports import Codec
 from sluice.store.protocol import EXPIRES_AT, FLAGS_AT, HEADER_BYTES, PID_AT, TIME_AT, take_apart
 
@@ -94,8 +95,9 @@ def _read(what: i64, cursor: Cursor, first: i64, limit: i64, most: i64, horizon:
     while seq < end and limit > 0 and (seq == first or size < most):
         block = partition.block(seq)
         if block is None:
-            break
-        at: i64 = seq & (BLOCK - 1)
+            seq = partition.first_live(seq + 1)
+            continue
+        at = block.at(seq)
         address = block.address[at]
         if address > horizon:
             break

@@ -15,11 +15,12 @@ from mypy_extensions import i64
 from sluice.errors import PartitionFull, QueueFull
 from sluice.message import TOMBSTONE, Message
 from sluice.queues import dead_letters
+from sluice.queues.block import GONE
 from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import LEASED, SETTLED, Lease
 from sluice.queues.journal import DEAD, EXPIRED, PURGED
 from sluice.queues.keys import place_of
-from sluice.queues.partition import BLOCK, GONE, Partition
+from sluice.queues.partition import Partition
 from sluice.queues.reading import EXPIRE, Read
 from sluice.queues.rules import DEAD_LETTER, DROP_OLDEST
 
@@ -74,7 +75,7 @@ def let_go_of(engine: Engine, partition: Partition, seq: i64) -> None:
     block = partition.block(seq)
     if block is None:
         return
-    size: i64 = i64(block.size[seq & (BLOCK - 1)])
+    size: i64 = i64(block.size[block.at(seq)])
     if partition.young:
         engine.young.drop(partition, seq)
     for cursor in partition.cursors:

@@ -11,17 +11,18 @@ from typing import Any, Final
 
 from sluice.clock import Clock
 from sluice.message import Message
+from sluice.queues.block import GONE
 from sluice.queues.dead_letters import Alert
 from sluice.queues.engine import Engine
 from sluice.queues.exclusive import OwnedRead
 from sluice.queues.journal import Frame
 from sluice.queues.keeping import FIRST_OWNER, FIRST_PID, Kept
-from sluice.queues.partition import GONE, Partition
+from sluice.queues.partition import Partition
 from sluice.queues.queue import Queue
 from sluice.queues.reading import Read
 from sluice.queues.recovery import EngineLoader
 from sluice.queues.rules import Rules
-from sluice.queues.snapshot import write_snapshot
+from sluice.queues.saving import Saving
 from sluice.store.protocol import ROW_BYTES, Record, Recovery, Store, read_row
 
 LOOK_SECONDS: Final = 2.0  # a segment whose last messages do not go away for so long is compacted
@@ -33,6 +34,8 @@ COMPACT_SWEPT: Final = (
 )
 COMPACT_AT_ONCE: Final = 256  # messages that compaction moves in one go,
 LOOK_AT_ONCE: Final = 4096  # and rows that it looks through for them
+SAVE_AT_ONCE: Final = 50_000  # last values that are written into a snapshot in one go
+SAVE_SECONDS: Final = 0.001  # between two of those
 
 
 class Runner:
@@ -70,6 +73,10 @@ class Runner:
         self._settle_timer: Any = None
         self._room_timer: Any = None
         self._look_timer: Any = None
+        self._save_timer: Any = None
+        self.save_at_once: int = SAVE_AT_ONCE
+        self._saving: Saving | None = None  # the snapshot that is being written,
+        self._free: list[int] = []  # and what it makes superfluous
         self._wants_room: bool = False
         self._frame: Frame | None = None
         self._timer: Any = None
@@ -184,7 +191,7 @@ class Runner:
         self._waiting_next = []
         if frame.count:
             self._hand_over(frame)
-            if self._wants_room or self._store.wants_snapshot():
+            if self._saving is None and (self._wants_room or self._store.wants_snapshot()):
                 self._snapshot()
             if self.frame_taken is not None:
                 self.frame_taken()
@@ -290,7 +297,7 @@ class Runner:
             return
         self._wants_room = len(self.engine.segments.free(self._sealed())) > 0
         self.engine.segments.emptied = False
-        if self._wants_room and self._frame is None and not self._held:
+        if self._wants_room and self._frame is None and self._saving is None and not self._held:
             if self.engine.journal.waits():
                 self._commit()
             else:
@@ -309,9 +316,23 @@ class Runner:
         if not self.engine.keeping.is_whole:
             return
         self._wants_room = False
-        free = self.engine.segments.free(self._sealed())
-        self._store.snapshot(write_snapshot(self.engine), free, self._after_snapshot)
-        self.engine.segments.given_back(free)
+        self._free = self.engine.segments.free(self._sealed())
+        self._store.begin_snapshot()
+        self._saving = Saving(self.engine, self.save_at_once)
+        self._save()
+
+    def _save(self) -> None:
+        """A part of the snapshot at a time: nobody waits for more than that."""
+        self._save_timer = None
+        saving = self._saving
+        if saving is None or self._closed:
+            return
+        if not saving.save_some():
+            self._save_timer = self._call_later(SAVE_SECONDS, self._save)
+            return
+        self._saving = None
+        self._store.snapshot(saving.value(), self._free, self._after_snapshot)
+        self.engine.segments.given_back(self._free)
 
     def _after_snapshot(self) -> None:
         """A good moment to look for a segment that a few old messages keep alive."""
@@ -424,13 +445,20 @@ class Runner:
 
     def close(self) -> None:
         """The end: keep what is left, and close the store. Blocking."""
-        for timer in (self._timer, self._settle_timer, self._room_timer, self._look_timer):
+        for timer in (
+            self._timer,
+            self._settle_timer,
+            self._room_timer,
+            self._look_timer,
+            self._save_timer,
+        ):
             if timer is not None:
                 timer.cancel()
         self._timer = None
         self._settle_timer = None
         self._room_timer = None
         self._look_timer = None
+        self._save_timer = None
         if self._closed:
             return
         self._closed = True

@@ -13,8 +13,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from sluice.errors import StoreError
-from sluice.queues import compaction
-from sluice.queues.cursor import Cursor
+from sluice.queues.cursor import SEQUENCE_BITS, Cursor
 from sluice.queues.delivery import WAITING, Lease
 from sluice.queues.engine import Engine
 from sluice.queues.group import Group
@@ -26,15 +25,18 @@ from sluice.queues.queue import Gate, Queue
 from sluice.queues.rules import Rules
 from sluice.queues.settling import write_retry
 
-VERSION: Final = 4
+VERSION: Final = 5
+IN_PARTS: Final = (
+    5  # since then last values stand in no order, and the gaps between those of shared queues with them
+)
 OLDEST: Final = 3  # the oldest that can still be read: before there were compacted queues
 
 
 # ---- out
 
 
-def write_snapshot(engine: Engine) -> bytes:
-    """Everything that the records so far add up to."""
+def write_state(engine: Engine) -> NoteWriter:
+    """Everything that the records so far add up to, but for last values, which `saving` writes behind it."""
     out = NoteWriter(VERSION)
     out.number(engine.next_qid)
     out.number(engine.next_pid)
@@ -44,9 +46,7 @@ def write_snapshot(engine: Engine) -> bytes:
     out.number(len(engine.queues))
     for queue in engine.queues.values():
         _write_queue(out, queue, engine.now)
-    compaction.write_snapshot(out, engine)
-    engine.exclusive.write_snapshot(out)
-    return out.value()
+    return out
 
 
 def _write_queue(out: NoteWriter, queue: Queue, now: float) -> None:
@@ -80,7 +80,9 @@ def _write_partition(out: NoteWriter, partition: Partition) -> None:
     out.number(partition.next)
     first = partition.first_live(0)
     out.number(first)
-    holes = partition.holes(first)
+    holes = (
+        partition.holes(first) if not partition.queue.rules.compacted else []
+    )  # those come with last values
     out.number(len(holes))
     for start, count in holes:
         out.number(start)
@@ -151,8 +153,24 @@ class SnapshotReader:
         for _ in range(note.number()):
             self._read_queue(note)
         if note.what > OLDEST:
-            compaction.load_snapshot(note, self.by_qid)
-            engine.exclusive.load_snapshot(note)
+            self._read_shared(note)
+            engine.exclusive.load_snapshot(note, note.what >= IN_PARTS)
+
+    def _read_shared(self, note: Note) -> None:
+        for _ in range(note.number()):
+            queue = self.by_qid[int(note.number())]
+            latest: dict[int, int] = {}
+            for _ in range(note.number()):
+                mark = int(note.number())
+                pid = int(note.number())
+                latest[mark] = (pid << SEQUENCE_BITS) | int(note.number())
+            queue.latest = latest
+            for _ in range(note.number() if note.what >= IN_PARTS else 0):
+                living = self._living[int(note.number())]
+                gaps = Note(note.data())
+                while gaps.more():
+                    start = gaps.number()
+                    living.add_hole(start, gaps.number())
 
     def _read_queue(self, note: Note) -> None:
         qid = note.number()

@@ -99,7 +99,7 @@ class _Kept:
         else:
             self.state = step.state
             self.covered = step.number
-            self.segment = step.segment
+            self.segment = max(self.segment, step.segment)
             for segment in step.free:
                 self.frames.pop(segment, None)
 
@@ -127,6 +127,7 @@ class MemoryStore:
         self._sizes: dict[int, int] = {}
         self._bytes_since_snapshot = 0
         self._sealed_since_snapshot = False
+        self._covers = -1  # the last frame before the snapshot that is being written; -1: none is
 
     # -- the contract
 
@@ -199,19 +200,25 @@ class MemoryStore:
         self._call_soon(self._answer_read, list(addresses), done)
 
     def wants_snapshot(self) -> bool:
-        for step in self._steps:
-            if step.frame is None:
-                return False  # one is under way
+        if self._covers >= 0 or any(step.frame is None for step in self._steps):
+            return False  # one is under way
         return self._sealed_since_snapshot or self._bytes_since_snapshot >= self._snapshot_bytes
+
+    def begin_snapshot(self) -> None:
+        self._check_open()
+        self._covers = self._number
+        self._bytes_since_snapshot = 0
+        self._sealed_since_snapshot = False
 
     def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
         self._check_open()
+        if self._covers < 0:
+            self.begin_snapshot()
         gone = [segment for segment in free if segment in self._sizes and segment != self._segment]
         for segment in gone:
             del self._sizes[segment]
-        self._bytes_since_snapshot = 0
-        self._sealed_since_snapshot = False
-        self._ask(_Step(None, True, state, gone, self._number, self._segment, done))
+        covers, self._covers = self._covers, -1
+        self._ask(_Step(None, True, state, gone, covers, self._segment, done))
 
     def segment_sizes(self) -> dict[int, int]:
         return dict(self._sizes)
@@ -316,6 +323,7 @@ class MemoryStore:
         self._frames = {}
         self._sizes = {}
         self._segment, self._offset = 1, 0
+        self._covers = -1
         self._bytes_since_snapshot = 0
         self._sealed_since_snapshot = False
 

@@ -40,7 +40,7 @@ NOTE: Final = 2
 HEADER_BYTES: Final = 40
 FLAGS_AT: Final = 9  # where some of its fields stand
 PID_AT: Final = 12
-SEQ_AT: Final = 16
+KEY_AT: Final = 24
 EXPIRES_AT: Final = 28
 TIME_AT: Final = 32
 # A row of an index: address and the header of a message without its crc and spare bytes (see `write_row`).
@@ -197,9 +197,13 @@ class Store(Protocol):
     def wants_snapshot(self) -> bool:
         """Whether enough was written since the last one. Asked between two frames."""
 
+    def begin_snapshot(self) -> None:
+        """The state that `snapshot` will be given covers every frame committed so far, and none that comes between."""
+
     def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
-        """Keep `state`, which covers every frame committed so far, and then give back the segments `free`, in which
-        no message lives any more. In that order: a settled message whose note is gone must not come back."""
+        """Keep `state`, which covers every frame up to `begin_snapshot` (without one, up to now), and then give back
+        the segments `free`, in which no message lived any more at that time. In that order: a settled message whose
+        note is gone must not come back."""
 
     def segment_sizes(self) -> dict[int, int]:
         """Bytes of each segment that is kept, the one being written to last."""

@@ -19,7 +19,7 @@ from sluice.store.embedded.frames import FRAME_BYTES, LIMIT
 from sluice.store.embedded.layout import LAYOUT, LOCK, Listing, read_layout, write_layout
 from sluice.store.embedded.reader import Reader, ReadRequest, ScanRequest
 from sluice.store.embedded.recovery import Recoverer
-from sluice.store.embedded.writer import CommitJob, SnapshotJob, Writer
+from sluice.store.embedded.writer import BeginJob, CommitJob, SnapshotJob, Writer
 from sluice.store.protocol import Loader, Recovery
 
 
@@ -56,6 +56,7 @@ class EmbeddedStore:
         self._bytes_since_snapshot: i64 = 0
         self._sealed_since_snapshot = False
         self._snapshots_under_way = 0
+        self._begun: BeginJob | None = None  # a snapshot that is being written
         self._failed = False
 
     def open(self, loader: Loader) -> Recovery:
@@ -152,18 +153,31 @@ class EmbeddedStore:
             return False
         return self._sealed_since_snapshot or self._bytes_since_snapshot >= self._snapshot_bytes
 
+    def begin_snapshot(self) -> None:
+        self._begin_snapshot()
+
+    def _begin_snapshot(self) -> BeginJob:
+        writer = self._writer
+        if writer is None:
+            raise StoreError("the store is not open")
+        self._bytes_since_snapshot = 0
+        self._sealed_since_snapshot = False
+        self._snapshots_under_way += 1
+        self._begun = BeginJob(list(self._sizes))
+        writer.put(self._begun)
+        return self._begun
+
     def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
         """The segment that is being written to is never given back, nor one that is not there."""
         writer = self._writer
         if writer is None:
             raise StoreError("the store is not open")
+        begun = self._begun if self._begun is not None else self._begin_snapshot()
+        self._begun = None
         gone = [segment for segment in free if segment in self._sizes and segment != self._segment]
         for segment in gone:
             self._sizes.pop(segment, None)
-        self._bytes_since_snapshot = 0
-        self._sealed_since_snapshot = False
-        self._snapshots_under_way += 1
-        writer.put(SnapshotJob(state, list(self._sizes), gone, SnapshotDone(self, done).call))
+        writer.put(SnapshotJob(begun, state, gone, SnapshotDone(self, done).call))
 
     def snapshot_done(self) -> None:
         self._snapshots_under_way -= 1

@@ -43,10 +43,20 @@ class CommitJob(Job):
         self.done = done
 
 
+class BeginJob(Job):
+    """A snapshot is begun: what it covers ends where the log ends now."""
+
+    def __init__(self, kept: list[int]) -> None:
+        self.kept = kept  # the segments that there are now
+        self.lsn: i64 = 0
+        self.segment: i64 = 0
+        self.offset: i64 = 0
+
+
 class SnapshotJob(Job):
-    def __init__(self, state: bytes, kept: list[int], free: list[int], done: Callable[[], None]) -> None:
+    def __init__(self, begun: BeginJob, state: bytes, free: list[int], done: Callable[[], None]) -> None:
+        self.begun = begun
         self.state = state
-        self.kept = kept
         self.free = free
         self.done = done
 
@@ -116,6 +126,10 @@ class Writer:
             self._commit(job)
         elif isinstance(job, SnapshotJob):
             self._snapshot(job)
+        elif isinstance(job, BeginJob):
+            job.lsn = self._lsn
+            job.segment = self._segment
+            job.offset = self._offset
         else:
             self._sync()
             return False
@@ -179,8 +193,10 @@ class Writer:
         later written below its place; a segment gone before the snapshot is durable takes with it the notes that
         say which older messages are settled."""
         self._sync()
+        begun = job.begun
+        kept = [segment for segment in begun.kept if segment not in job.free]
         name = write_snapshot(
-            self._files, self._directory, self._lsn, self._segment, self._offset, job.kept, job.state
+            self._files, self._directory, begun.lsn, begun.segment, begun.offset, kept, job.state
         )
         for old in Listing(self._files.names(self._directory)).snapshots:
             if old != name:

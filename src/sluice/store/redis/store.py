@@ -83,6 +83,7 @@ class RedisStore:
         self._bytes_since_snapshot = 0
         self._sealed_since_snapshot = False
         self._snapshots_under_way = 0
+        self._covers = -1  # the last frame before the snapshot that is being written; -1: none is
         self._failed = False
 
     # -- the contract
@@ -213,15 +214,21 @@ class RedisStore:
             return False
         return self._sealed_since_snapshot or self._bytes_since_snapshot >= self._snapshot_bytes
 
-    def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
-        writer = self._open_writer()
-        gone = [segment for segment in free if segment in self._sizes and segment != self._segment]
-        for segment in gone:
-            del self._sizes[segment]
+    def begin_snapshot(self) -> None:
+        self._covers = self._frame
         self._bytes_since_snapshot = 0
         self._sealed_since_snapshot = False
         self._snapshots_under_way += 1
-        make = partial(self._composer.write_snapshot, state, gone, self._frame, self._segment)
+
+    def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
+        writer = self._open_writer()
+        if self._covers < 0:
+            self.begin_snapshot()
+        gone = [segment for segment in free if segment in self._sizes and segment != self._segment]
+        for segment in gone:
+            del self._sizes[segment]
+        covers, self._covers = self._covers, -1
+        make = partial(self._composer.write_snapshot, state, gone, covers, self._segment)
         writer.put(WriteJob(self._scribe, make, partial(self._snapshot_done, done)))
 
     def _snapshot_done(self, done: Callable[[], None]) -> None:

@@ -1,0 +1,118 @@
+"""A snapshot while it is written: how things stood when it was begun, in parts, while the broker works.
+
+Queues, groups and what is settled are few things that change all the time: they are written at once. Last values are
+many that hardly change. Of those of shared queues a copy is made, which is a thousand times quicker than writing it
+down; owners of exclusive queues are written before they change (`Owners.save`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from sluice.queues.block import GONE, Block
+from sluice.queues.cursor import SEQUENCE_BITS, SEQUENCE_MASK
+from sluice.queues.engine import Engine
+from sluice.queues.journal import NoteWriter
+from sluice.queues.partition import Partition
+from sluice.queues.queue import Queue
+from sluice.queues.snapshot import write_state
+
+
+class Outline:
+    """Which places of a block were taken."""
+
+    def __init__(self, block: Block) -> None:
+        self.base: i64 = block.base
+        self.seqs: vec[i64] = block.seqs
+        self.address: vec[i64] = block.address[:]
+
+
+class Shared:
+    """The last values of a shared queue: which they are, and which messages are there at all."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.qid: i64 = queue.qid
+        self.latest: dict[int, int] = dict(queue.latest)
+        self.partitions: list[tuple[int, int]] = []  # pid, and the sequence of the next message
+        self.outlines: list[list[Outline]] = []
+        for partition in queue.partitions:
+            self.partitions.append((int(partition.pid), int(partition.next)))
+            self.outlines.append(outlines_of(partition))
+
+
+def outlines_of(partition: Partition) -> list[Outline]:
+    return [Outline(block) for block in partition.all_blocks() if block.live]
+
+
+class Saving:
+    """`save_some` until it says that this is all; then `value`. About `some` values are written each time."""
+
+    def __init__(self, engine: Engine, some: int) -> None:
+        self._some: int = some
+        self._engine: Engine = engine
+        self._state: NoteWriter = write_state(engine)
+        self._owners: NoteWriter = NoteWriter(0)
+        shared = [Shared(queue) for queue in engine.queues.values() if queue.rules.compacted]
+        self._parts: Iterator[None] | None = write_shared(self._state, shared, some)
+        engine.exclusive.begin_snapshot(self._owners)
+
+    def save_some(self) -> bool:
+        """Write some more; whether that is all."""
+        if self._parts is not None:
+            for _ in self._parts:
+                return False
+            self._parts = None
+        return self._engine.exclusive.save_some(self._some)
+
+    def value(self) -> bytes:
+        return self._state.value() + self._owners.value()[1:]
+
+
+def write_shared(out: NoteWriter, shared: list[Shared], some: int) -> Iterator[None]:
+    """Which message is the last of its key: the keys themselves are in the bodies, which a start does not read. And
+    which messages are gone, as gaps. Comes back each time that enough is written."""
+    out.number(len(shared))
+    left = some
+    for queue in shared:
+        out.number(queue.qid)
+        out.number(len(queue.latest))
+        for mark, place in queue.latest.items():
+            out.number(mark)
+            out.number(place >> SEQUENCE_BITS)
+            out.number(place & SEQUENCE_MASK)
+            left -= 1
+            if left <= 0:
+                left = some
+                yield
+        out.number(len(queue.partitions))
+        for nth, (pid, end) in enumerate(queue.partitions):
+            gaps = NoteWriter(0)
+            reached: i64 = 0
+            for outline in queue.outlines[nth]:
+                reached = write_gaps(gaps, outline, reached)
+                left -= len(outline.address)
+                if left <= 0:
+                    left = some
+                    yield
+            if reached < end:
+                gaps.number(reached)
+                gaps.number(end - reached)
+            out.number(pid)
+            out.data(gaps.value())
+
+
+def write_gaps(out: NoteWriter, outline: Outline, reached: i64) -> i64:
+    """What is gone between `reached` and the last that lives in a block; how far that is."""
+    at: i64 = 0
+    while at < len(outline.address):
+        if outline.address[at] != GONE:
+            seq = outline.base + at if outline.base >= 0 else outline.seqs[at]
+            if seq > reached:
+                out.number(reached)
+                out.number(seq - reached)
+            reached = seq + 1
+        at += 1
+    return reached

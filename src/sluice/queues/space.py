@@ -1,0 +1,93 @@
+"""Room for rows of native integers: runs of a power of two of them, cut from a few large pieces.
+
+Whoever looks at an array touches two places, what is looked for and the head of the array. With an array for each of a
+hundred thousand owners both are far away each time; the heads of a hundred pieces are always near. A run that is given
+back is put together with its other half if that is free too, so that owners who grow leave room for others who do.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64
+
+ROW: Final = 4  # words of a row
+PIECE_BITS: Final = 16  # rows of a piece, as a power of two; one that needs more than a piece has its own
+FIRST_BITS: Final = 10  # of the first piece: most brokers have few owners, or none
+
+
+class Piece:
+    def __init__(self, bits: i64) -> None:
+        self.bits: i64 = bits
+        words: i64 = ROW << bits
+        rows = vec[i64](capacity=words)
+        while len(rows) < words:
+            rows = append(rows, i64(0))
+        self.rows: vec[i64] = rows
+        self.free: list[set[int]] = [set() for _ in range(bits + 1)]  # by size, the first rows of free runs
+        self.free[bits].add(0)
+
+    def take(self, bits: i64) -> i64:
+        """The first row of a run; -1 when there is none of that size."""
+        size = bits
+        while size <= self.bits and not self.free[size]:
+            size += 1
+        if size > self.bits:
+            return -1
+        first: i64 = self.free[size].pop()
+        while size > bits:
+            size -= 1
+            self.free[size].add(int(first + (1 << size)))
+        return first
+
+    def give(self, first: i64, bits: i64) -> None:
+        while bits < self.bits and int(first ^ (1 << bits)) in self.free[bits]:
+            self.free[bits].remove(int(first ^ (1 << bits)))
+            first &= ~(1 << bits)
+            bits += 1
+        self.free[bits].add(int(first))
+
+    def is_empty(self) -> bool:
+        return len(self.free[self.bits]) > 0
+
+
+class Run:
+    """Where somebody's rows are to be."""
+
+    def __init__(self, piece: Piece, first: i64, bits: i64) -> None:
+        self.piece: Piece = piece
+        self.first: i64 = first
+        self.bits: i64 = bits
+
+
+NOWHERE: Final = Piece(0)  # the rows of who has none
+
+
+class Space:
+    def __init__(self) -> None:
+        self._pieces: list[Piece] = []  # those with room come last
+
+    def take(self, bits: i64) -> Run:
+        """A run of `1 << bits` rows."""
+        nth: i64 = i64(len(self._pieces)) - 1
+        looked: i64 = 0
+        while nth >= 0 and looked < 8:
+            piece = self._pieces[nth]
+            if piece.bits >= bits:
+                first = piece.take(bits)
+                if first >= 0:
+                    return Run(piece, first, bits)
+            nth -= 1
+            looked += 1
+        piece = Piece(max(bits, FIRST_BITS if not self._pieces else PIECE_BITS))
+        self._pieces.append(piece)
+        return Run(piece, piece.take(bits), bits)
+
+    def give(self, piece: Piece, first: i64, bits: i64) -> None:
+        piece.give(first, bits)
+        if piece is self._pieces[-1]:
+            return
+        self._pieces.remove(piece)
+        if not piece.is_empty():
+            self._pieces.append(piece)

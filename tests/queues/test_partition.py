@@ -1,0 +1,119 @@
+"""What a partition knows of its messages: whatever comes and goes, in whatever order, and in how little memory."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sluice.queues.block import BLOCK, GONE
+from sluice.queues.partition import Partition
+from sluice.queues.queue import Queue
+from tests.queues.kit import rules_of
+
+WIDE = 100 * BLOCK
+
+
+def partition_of() -> Partition:
+    return Partition(Queue(1, rules_of("prices", {"compacted": True})), 1, 0)
+
+
+def places(partition: Partition) -> int:
+    """How many messages there is room for in memory."""
+    return sum(len(block.address) for blocks in (partition._packs, partition._blocks) for block in blocks)
+
+
+def check(partition: Partition, model: dict[int, tuple[int, int, int]]) -> None:
+    """The model has the address, size and time of what lives."""
+    seq = partition.first_live(0)
+    found = {}
+    while seq < partition.next:
+        block = partition.block(seq)
+        assert block is not None
+        found[int(seq)] = (
+            int(partition.address(seq)),
+            int(block.size[block.at(seq)]),
+            int(partition.time(seq)),
+        )
+        seq = partition.first_live(seq + 1)
+    assert found == model
+    assert list(found) == sorted(found)
+    assert partition.live == len(model)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_messages_come_and_go_in_any_order_over_a_wide_range(seed: int) -> None:
+    """Last values of keys of which some are written often and some never again; then the same brought back by a start,
+    which finds them in the order of the store."""
+    chance = random.Random(seed)
+    partition = partition_of()
+    model: dict[int, tuple[int, int, int]] = {}
+    last: dict[int, int] = {}  # by key
+    keys = chance.choice((1, 30, 3000))
+    for number in range(10_000):
+        key = int(keys * chance.random() ** 4) if chance.random() < 0.9 else number
+        old = last.get(key)
+        if old is not None and chance.random() < 0.97:
+            assert partition.remove(old) == model.pop(old)[0]
+        seq = int(partition.append(number, number % 1000, 7, 0, 0, 1, 1_000_000 + number))
+        model[seq] = (number, number % 1000, 1_000_000 + number)
+        last[key] = seq
+        if number % 4000 == 0:
+            check(partition, model)
+        if chance.random() < 0.05:
+            gone = chance.randrange(seq + 1)
+            assert (partition.remove(gone) == GONE) == (gone not in model)
+            model.pop(gone, None)
+            last = {key: one for key, one in last.items() if one != gone}
+    check(partition, model)
+    for seq in chance.sample(sorted(model), min(50, len(model))):
+        partition.move(seq, 5)
+        model[seq] = (5, *model[seq][1:])
+        assert not partition.holds(seq + 1) or seq + 1 in model
+    check(partition, model)
+
+    again = partition_of()
+    again.next = partition.next
+    order = sorted(model)
+    moved = chance.sample(order, len(order) // 3)  # what compaction has written anew comes later
+    for seq in [seq for seq in order if seq not in set(moved)] + moved:
+        address, size, time = model[seq]
+        again.insert(seq, address, size, 7, 0, 0, 1, time)
+    check(again, model)
+    for seq in order:
+        again.remove(seq)
+    assert again.live == 0 and again._packs == []
+
+
+def test_memory_goes_by_what_lives_however_far_apart_that_is() -> None:
+    """Ten keys are written all the time. A hundred others were written once in a while, and never again."""
+    partition = partition_of()
+    hot: list[int] = []
+    for number in range(WIDE):
+        seq = int(partition.append(number, 10, 7, 0, 0, 0, 1_000_000 + number))
+        if number % (WIDE // 100) == 0:
+            continue
+        hot.append(seq)
+        if len(hot) > 10:
+            partition.remove(hot.pop(0))
+    assert partition.live == 110
+    assert places(partition) <= 10 * BLOCK
+    assert len(partition._packs) <= 1
+    assert len(partition._blocks) <= 10
+
+
+def test_what_was_settled_or_has_expired_is_found_in_old_remains_too() -> None:
+    partition = partition_of()
+    for number in range(20 * BLOCK):
+        expires = 500 + number if number % BLOCK == 3 else 0
+        partition.append(number, 10, 7, expires, 0, number % 2, 1_000_000 + number)
+        if number % BLOCK != 3 and number % BLOCK != 4:
+            partition.remove(number)
+    assert partition._packs
+    assert partition.next_expiry() == 503
+    assert partition.expired(503 + BLOCK) == [3, 3 + BLOCK]
+    assert partition.settled_before(1_000_004 + BLOCK) == [4, 4 + BLOCK]
+    assert partition.first_since(1_000_005) == 3 + BLOCK
+    assert partition.oldest_time() == 1_000_003
+    assert not partition.settle_one(4) or partition.left(4) <= 0
+    assert partition.holes(3)[:2] == [(5, BLOCK - 2), (5 + BLOCK, BLOCK - 2)]
