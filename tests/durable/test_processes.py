@@ -18,12 +18,12 @@ class Server:
     """One server after the other, on the same data."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self.config = ""
         self.broker: Broker | None = None
 
     def start(self, *flags: str) -> None:
-        self.broker = Broker(self._folder, self.config, flags, {})
+        self.broker = Broker(self.folder, self.config, flags, {})
 
     def kill(self) -> None:
         assert self.broker is not None
@@ -192,3 +192,23 @@ async def test_an_old_client_is_cut_off_when_its_message_was_not_stored(start_br
     writer.write(b"\x32" + bytes([2 + len(topic) + 2]) + len(topic).to_bytes(2, "big") + topic + b"\x00\x01")
     assert await reader.read() == b""
     writer.close()
+
+
+async def test_a_damaged_log_stops_the_start_and_salvage_goes_on_without_what_is_lost(server: Server) -> None:
+    async with server.client("maker") as client:
+        for nth in range(3):
+            await client.publish("$queue/jobs", b"%d" % nth * 1000, qos=1)
+        server.kill()
+    [log] = (server.folder / "data").glob("*.log")
+    data = bytearray(log.read_bytes())
+    data[data.index(b"1" * 1000) + 500] ^= 1
+    log.write_bytes(data)
+    with pytest.raises(
+        AssertionError, match=r"(?s)ended with 1 .*is damaged at byte \d+.*--salvage"
+    ) as refusal:
+        server.start()
+    assert "Traceback" not in str(refusal.value)
+    server.start("--salvage")
+    async with server.client("worker-1") as client:
+        await client.subscribe("$queue/jobs", qos=1)
+        assert sorted(message.payload[:1] for message in await take(client, 2)) == [b"0", b"2"]

@@ -12,8 +12,9 @@ from mypy_extensions import i64
 
 from sluice.broker.limits import Limits
 from sluice.broker.retained import Retained
-from sluice.broker.subscriptions import Share, Subscription, Subscriptions
+from sluice.broker.subscriptions import Route, Share, Subscription, Subscriptions
 from sluice.broker.turn import Turn
+from sluice.errors import NoRoom
 from sluice.metrics import Counters
 from sluice.wire.packets import Publish
 from sluice.wire.topics import split_share
@@ -40,12 +41,15 @@ class Router:
         self.kept: i64 = (
             0  # counts what was given to the store: a publish that raises it is answered by the store
         )
+        self.no_room: str = ""  # why nothing more can be kept
         self.held: list[Connection] = []  # not read until the store has taken what they published
         self.door: QueueDoor | None = None  # None: there are no queues, and $queue/... is an ordinary topic
 
     def publish(self, message: Publish, origin: Session | None) -> i64:
         """How many receivers it was handed to; -1 when it was to be retained and there is no more room."""
         route = self.subscriptions.route(message.topic)
+        if self.no_room:
+            self._check_room(message, route)
         taken: i64 = 0
         if route.captures and self.door is not None:  # first of all: a queue may refuse it
             taken = self.door.capture(message, route.captures)
@@ -84,6 +88,17 @@ class Router:
         if lasting is not None:
             self._keep(message, lasting)
         return taken
+
+    def _check_room(self, message: Publish, route: Route) -> None:
+        """Refuse a message of which something would have to be kept. A retained one that is taken back needs no room,
+        nor does one that goes to clients who are there and gone."""
+        kept = message.retain and len(message.payload) > 0 and not message.topic.startswith(b"$SYS/")
+        if message.qos > 0 and not kept:
+            for target in route.targets:
+                if target.qos > 0 and target.session.sid:
+                    kept = True
+        if kept:
+            raise NoRoom(self.no_room)
 
     def _keep(self, message: Publish, deliveries: list[Delivery]) -> None:
         if self.keeper is not None:

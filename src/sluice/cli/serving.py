@@ -61,6 +61,9 @@ def serve(
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info (default), warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="text (default) or json.")] = None,
+    salvage: Annotated[
+        bool, typer.Option("--salvage", help="Open a damaged store all the same, without what is lost.")
+    ] = False,
 ) -> None:
     """Run the broker until SIGTERM or SIGINT. Port 0 picks a free port; `off` closes a listener."""
     flags = {
@@ -89,7 +92,7 @@ def serve(
         configure_logs(settings.log.level, settings.log.format)
         from sluice.app import serve as run
 
-        run(settings)
+        run(settings, salvage)
     except SluiceError as refusal:
         _refuse(refusal)
 
