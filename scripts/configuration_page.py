@@ -38,6 +38,8 @@ SERVER: dict[str, str] = {
     "log.format": "lines for people, or one JSON object per line",
     "queues.enabled": "`false` makes `$queue/...` and `$admin/...` ordinary topics",
     "queues.templates": "configuration of queues that come into being under a matching name, see below",
+    "disk.min_free": "bytes that must be free on the disk of `data`: with less, what would have to be kept is refused "
+    "until there is room; `0`: never looked at. See [reliability.md](reliability.md)",
     "queues.cache_bytes": "bodies of young messages kept in memory, all queues together",
     "ecq.retention": "older values of exclusive queues are removed, see [compacted.md](compacted.md); `0s`: none is",
     "ecq.sweep_interval": "how often they are looked for, and room on disk is made",

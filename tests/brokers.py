@@ -31,11 +31,28 @@ def same_build() -> dict[str, str]:
 class Broker:
     """One running broker. `mqtt`, `ws` and the others are where it listens; a listener that is off raises KeyError."""
 
-    def __init__(self, folder: Path, config: str, flags: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: str,
+        flags: Sequence[str],
+        environ: Mapping[str, str],
+        under: Sequence[str] = (),  # a command that it is started by: prlimit with its arguments
+    ) -> None:
         self.folder = folder
         self.log = folder / "broker.log"
         (folder / "sluice.toml").write_text(config)
-        command = [sys.executable, "-m", "sluice", "serve", "--config", "sluice.toml", "--data", "data"]
+        command = [
+            *under,
+            sys.executable,
+            "-m",
+            "sluice",
+            "serve",
+            "--config",
+            "sluice.toml",
+            "--data",
+            "data",
+        ]
         for listener in ("--mqtt", "--ws", "--http", "--grpc"):
             command += [listener, "127.0.0.1:0"]
         with self.log.open("ab") as log:
@@ -102,6 +119,7 @@ class Broker:
         """It ends by itself, with this exit code."""
         self._expected_exit = code
         assert self.process.wait(seconds) == code, self.log_text()
+        self._close()
 
     def log_text(self) -> str:
         return self.log.read_text(errors="replace")

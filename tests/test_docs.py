@@ -120,6 +120,24 @@ def test_a_command_of_a_use_case_does_what_it_says(
     check(f'python() {{ "{sys.executable}" "$@"; }}\n{script}', output, tmp_path, environ)
 
 
+def test_a_backup_as_the_page_of_reliability_makes_it_is_whole(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    sluice = f'sluice() {{ "{sys.executable}" -m sluice "$@"; }}'
+    environ = {
+        **same_build(),
+        "SLUICE_MQTT": f"{broker.mqtt}",
+        "SLUICE_URL": f"http://{broker.address('http')}",
+    }
+    publish = f"{sluice}; for nth in 1 2 3; do sluice publish tasks job --id $nth; done"
+    check(
+        publish, "Published 1 to tasks.\nPublished 2 to tasks.\nPublished 3 to tasks.", broker.folder, environ
+    )
+    broker.stop()
+    (broker.folder / "data").rename(broker.folder / "sluice-data")
+    [(script, output)] = commands("docs/reliability.md")
+    check(f"{sluice}\n{script}", output, broker.folder, environ)
+
+
 def test_every_use_case_shows_a_program_that_is_there() -> None:
     pages = [page for page in PAGES if "use-cases" in page]
     assert len(pages) == 7

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sluice.logs import configure_logs
+from sluice.logs import CALM_SECONDS, MOST_LINES, Calm, configure_logs
 
 log = logging.getLogger("sluice.test")
 
@@ -89,3 +89,27 @@ def test_an_exception_brings_its_trace() -> None:
         log.exception("failed")
     assert text.getvalue().endswith("RuntimeError: broken\n")
     assert json.loads(parsed.getvalue())["exception"].endswith("RuntimeError: broken")
+
+
+def test_a_storm_of_one_event_fills_no_disk_and_is_counted() -> None:
+    now = [100.0]
+    stream = lines("json")
+    logging.getLogger().handlers[0].filters = [Calm(lambda: now[0])]
+    for nth in range(1000):
+        log.warning("protocol violation", extra={"peer": nth})
+    log.warning("something else")
+    now[0] += CALM_SECONDS
+    log.warning("protocol violation", extra={"peer": "later"})
+    told = [json.loads(line) for line in stream.getvalue().splitlines()]
+    storm = [one for one in told if one["event"] == "protocol violation"]
+    assert [one["peer"] for one in storm] == [*range(MOST_LINES), "later"]
+    assert storm[MOST_LINES - 1]["more"] == "not logged for 10 s"
+    assert storm[-1]["not_logged"] == 1000 - MOST_LINES
+    assert [one["event"] for one in told].count("something else") == 1
+
+
+def test_what_ends_the_broker_is_always_logged() -> None:
+    stream = lines("text")
+    for _ in range(3 * MOST_LINES):
+        log.critical("the broker cannot go on")
+    assert stream.getvalue().count("\n") == 3 * MOST_LINES

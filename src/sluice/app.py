@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import random
+import re
 import resource
 import signal
 import ssl
@@ -18,7 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -42,7 +43,7 @@ from sluice.broker.scheduler import Repeated
 from sluice.broker.sys_topics import SysTopics
 from sluice.clock import steady_time
 from sluice.config import Settings
-from sluice.errors import ConfigError, InvalidQueueConfig, StoreError, StoreFailed, StoreLocked
+from sluice.errors import BrokerBroken, ConfigError, InvalidQueueConfig, SluiceError, StoreFailed, StoreLocked
 from sluice.logs import hide_secrets
 from sluice.notation import Address
 from sluice.queues.compression import ZstdCodec
@@ -74,6 +75,8 @@ log = logging.getLogger(__name__)
 SWITCH_SECONDS = 0.0005  # how long the log writer waits for the loop to let it run, at most
 SETTLE_SECONDS = 0.005  # what acknowledgements of work may wait for a frame to ride in
 BODY_FRAME_BYTES = 65_536  # of a publish over HTTP: everything that is not its payload
+RESERVED_DESCRIPTORS = 256
+OUR_ROOMS = re.compile(r"sluice/(broker|queues|store)/")
 LAST_WORDS_SECONDS = 2.0  # what a stop waits for clients to read our DISCONNECT
 
 
@@ -88,12 +91,14 @@ async def run(settings: Settings) -> None:
     stop = asyncio.Event()
     stop_on_signals(loop, stop)
     supervisor = Supervisor(os.environ)
-    allow_many_connections()
     gate, keyring = access_of(settings)
-    broker = Broker(loop, limits_from(settings), gate, log_event)
+    limits = limits_from(settings)
+    limits.last_descriptor = allow_many_connections()
+    broker = Broker(loop, limits, gate, log_event)
     gate.attach(broker, loop)
     loop.add_signal_handler(signal.SIGHUP, gate.look)
     house = House(settings, broker, stop)
+    loop.set_exception_handler(house.broke)
     doors: list[Door] = []
     admin: AdminThread | None = None
     try:
@@ -119,7 +124,7 @@ async def run(settings: Settings) -> None:
         gate.close()
         supervisor.silence()
     if house.failure is not None:
-        raise house.failure if isinstance(house.failure, StoreError) else StoreFailed(str(house.failure))
+        raise house.failure if isinstance(house.failure, SluiceError) else StoreFailed(str(house.failure))
     log.info("stopped")
 
 
@@ -130,6 +135,7 @@ class House:
         self._settings = settings
         self._broker = broker
         self._stop = stop
+        self._restoring: asyncio.Future[list[Kept]] | None = None
         self._alerts = AlertSender(allowed=settings.webhooks.allow)
         self._is_elsewhere = settings.store not in ("embedded", "memory")
         self._partitions = settings.redis.partitions if self._is_elsewhere else PARTITIONS
@@ -207,8 +213,9 @@ class House:
         )
         for note in recovery.notes:
             log.warning(note)
-        kept: asyncio.Future[list[Kept]] = loop.create_future()
-        runner.restore(kept.set_result)
+        restoring: asyncio.Future[list[Kept]] = loop.create_future()
+        self._restoring = restoring
+        runner.restore(restoring.set_result)
         router = broker.router
         router.keeper = Keeper(engine.keeping, turn)
         turn.before_flush = runner.end_turn
@@ -224,7 +231,7 @@ class House:
             router.door.responses = Responses(router, broker.scheduler)
             router.door.bindings_changed()
             self._check_owners(router.door.ecq)
-        router.keeper.restore(await kept, router, broker.registry)
+        router.keeper.restore(await restoring, router, broker.registry)
         if self._settings.salvage:
             runner.leave_damage_behind()
         router.retained.forgotten = router.keeper.drop_retained
@@ -261,6 +268,8 @@ class House:
                 loop.call_soon_threadsafe,
                 self._failed,
                 salvage=self._settings.salvage,
+                min_free_bytes=self._settings.disk.min_free,
+                on_short=self._short_of_room,
             )
         try:
             from sluice.queues.meaning import QueueMeaning
@@ -345,11 +354,44 @@ class House:
         self._runner.engine.unavailable = self._unavailable
         self._broker.router.stalled(self._unavailable)
 
+    def _short_of_room(self, reason: str) -> None:
+        """The disk is nearly full, or has room again. Whatever would have to be kept is refused; what is kept goes on
+        being delivered and settled, which makes room."""
+        if reason:
+            log.error("the disk is nearly full: publishers are refused", extra={"reason": reason})
+        else:
+            log.warning("the disk has room again")
+        self._unavailable = reason
+        assert self._runner is not None
+        self._runner.engine.unavailable = reason
+        self._runner.engine.no_room = bool(reason)
+        self._broker.router.no_room = bool(reason)
+        self._broker.router.stalled(reason)
+
+    def broke(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An exception that nobody has caught. One in a callback of ours has ended a turn in the middle: frames that
+        nobody commits, answers that nobody sends. So has a lack of memory, wherever it was felt. Nobody knows what is
+        half done then, so the process ends as if it had been killed, and a restart goes by what the store has. All
+        others cost a connection or a task, and a line in the log."""
+        error = context.get("exception")
+        if isinstance(error, MemoryError) or ("handle" in context and is_ours(error)):
+            assert isinstance(error, Exception)
+            self._failed(BrokerBroken(error))
+        with suppress(MemoryError):
+            loop.default_exception_handler(context)
+
     def _failed(self, fault: Exception) -> None:
-        """The disk has failed us: nothing more is acknowledged, and a restart recovers what was."""
-        log.critical("the store has failed", extra={"fault": str(fault)})
+        """The disk has failed us, or we have: nothing more is acknowledged, and a restart recovers what was."""
+        if self.failure is not None:
+            return
         self.failure = fault
         self._stop.set()
+        if self._runner is not None:
+            self._runner.freeze()
+        with suppress(MemoryError):
+            log.critical("the broker cannot go on", extra={"fault": str(fault)})
+        if self._restoring is not None and not self._restoring.done():
+            self._restoring.set_exception(fault)
 
     async def close(self) -> None:
         await self._alerts.close()
@@ -366,6 +408,16 @@ class House:
                     async with asyncio.timeout(self._settings.redis.wait if self._is_elsewhere else None):
                         await kept.wait()
             runner.close()
+
+
+def is_ours(error: BaseException | None) -> bool:
+    """Whether a room on the path of a message was at work when this was raised, and not only a library."""
+    trace = error.__traceback__ if isinstance(error, Exception) else None
+    while trace is not None:
+        if OUR_ROOMS.search(trace.tb_frame.f_code.co_filename):
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def check_templates(settings: Settings, fault_of_webhook: Callable[[str], str]) -> None:
@@ -521,10 +573,12 @@ def log_event(event: str, facts: dict[str, object]) -> None:
     log.warning(event, extra=facts)
 
 
-def allow_many_connections() -> None:
-    """Raise the limit of open files to what the system lets us have."""
+def allow_many_connections() -> int:
+    """Raise the limit of open files to what the system lets us have; the highest that a client may take of them. The
+    rest is for the log, for those who look after the broker, and for the processes it starts."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return 0 if hard == resource.RLIM_INFINITY else hard - min(hard // 4, RESERVED_DESCRIPTORS)
 
 
 def quiet_collector() -> None:

@@ -119,6 +119,12 @@ class QueueSettings(Section):
     )
 
 
+class DiskSettings(Section):
+    """The disk of the embedded store."""
+
+    min_free: Annotated[int, number(0)] = 67_108_864  # fewer bytes left: publishers are refused; 0: never
+
+
 class EcqSettings(Section):
     """Exclusive compacted queues, all of them alike."""
 
@@ -216,6 +222,7 @@ class Settings(Section):
     tls: TlsSettings = TlsSettings()
     log: LogSettings = LogSettings()
     queues: QueueSettings = QueueSettings()
+    disk: DiskSettings = DiskSettings()
     ecq: EcqSettings = EcqSettings()
     bulk: BulkSettings = BulkSettings()
     redis: RedisSettings = RedisSettings()

@@ -7,6 +7,8 @@ and gRPC doors each have one table that turns a kind of error into their own cod
 
 from __future__ import annotations
 
+import errno
+
 
 class SluiceError(Exception):
     """The root of all refusals."""
@@ -46,10 +48,12 @@ class PacketTooLarge(ProtocolViolation):
 
     reason = 0x95
 
-    def __init__(self, length: int, limit: int) -> None:
+    def __init__(self, length: int, limit: int, first: bool = False) -> None:
         super().__init__(
-            f"a packet of {length} bytes is larger than the {limit} allowed here",
-            "Send smaller packets, or raise mqtt.max_packet_size on the server",
+            f"a packet of {length} bytes is larger than the {limit} allowed {'to begin with' if first else 'here'}",
+            "Connect first: larger ones are for those who are known"
+            if first
+            else "Send smaller packets, or raise mqtt.max_packet_size on the server",
         )
         self.length = length
         self.limit = limit
@@ -86,6 +90,25 @@ class StoreLocked(StoreError):
         self.directory = directory
 
 
+_WRITABLE = (
+    "Let the user that runs the broker write there (`ls -ld` shows who may; `mount` whether it is read-only), "
+    "or choose another directory: --data DIR"
+)
+_DIRECTORY = "Give a directory, or a place where one can be made: --data DIR"
+_ROOM = "Make room on that disk: a start needs a little itself. What was acknowledged is there and comes back"
+_CURES = {
+    errno.EACCES: _WRITABLE,
+    errno.EPERM: _WRITABLE,
+    errno.EROFS: _WRITABLE,
+    errno.ENOTDIR: _DIRECTORY,
+    errno.EEXIST: _DIRECTORY,
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EIO: "The disk reports errors: mend it, or copy the directory to a good one, and start again",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n), and start again",
+}
+
+
 class StoreUnknown(StoreError):
     """Written by a Sluice that kept its files in another way."""
 
@@ -119,6 +142,50 @@ class StoreFailed(StoreError):
         )
 
 
+class StoreNotOpened(StoreError):
+    """The system does not let us have the directory, or not all of what we need to do in it."""
+
+    def __init__(self, directory: str, fault: OSError) -> None:
+        name = f" ({fault.filename})" if fault.filename else ""
+        super().__init__(
+            f"the store in {directory} cannot be opened: {fault.strerror or fault}{name}",
+            _CURES.get(
+                fault.errno or 0, "Nothing was changed. Mend what the system complains of, and start again"
+            ),
+        )
+        self.directory = directory
+
+
+class StoreUnreadable(StoreFailed):
+    """The disk does not give back what was written. It may do so again: nothing is given up for that."""
+
+    def __init__(self, path: str, offset: int) -> None:
+        super().__init__(
+            f"{path} cannot be read at byte {offset}: the disk reports an error",
+            "Nothing is lost yet. Mend the disk, or copy the directory to a good one, and start again; "
+            "`sluice serve --salvage` gives up what cannot be read",
+        )
+        self.path = path
+        self.offset = offset
+
+
+class BrokerBroken(SluiceError):
+    """Something happened in the middle of a turn that no part of the broker expects. What it remembers may be half
+    changed; what the store has is not."""
+
+    def __init__(self, fault: BaseException) -> None:
+        memory = isinstance(fault, MemoryError)
+        super().__init__(
+            "the broker has stopped: " + ("the system gives it no more memory" if memory else f"{fault!r}"),
+            "Nothing more is acknowledged, and what was acknowledged is kept: start again. "
+            + (
+                "Raise the limit on memory, or lower mqtt.max_queued_bytes, mqtt.max_connections or queues.cache_bytes"
+                if memory
+                else "Its log has the place where it happened: please report it"
+            ),
+        )
+
+
 class QueueError(SluiceError):
     """Something about a queue that was refused."""
 
@@ -147,6 +214,17 @@ class StoreUnavailable(QueueError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"nothing can be kept at the moment: {reason}", "Publish it again later")
+
+
+class NoRoom(StoreUnavailable):
+    """The disk is nearly full. What is kept is safe; more would end the broker."""
+
+    def __init__(self, reason: str) -> None:
+        QueueError.__init__(
+            self,
+            f"nothing more is kept: {reason}",
+            "Make room on that disk, or take what waits in queues; then publish it again",
+        )
 
 
 class QueueExists(QueueError):
@@ -306,6 +384,17 @@ class StagesFull(SluiceError):
         super().__init__(
             f"batches that wait for their commit have {limit} bytes already",
             "Commit or abort some, wait, or raise bulk.max_stage_bytes",
+        )
+
+
+class StageUnwritable(StagesFull):
+    """The disk does not take what a batch brings. The log may go on: it has room of its own to lose."""
+
+    def __init__(self, fault: OSError) -> None:
+        SluiceError.__init__(
+            self,
+            f"a batch cannot be staged: {fault.strerror or fault}",
+            "Make room on the disk of the server, and send it again",
         )
 
 

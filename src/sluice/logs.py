@@ -4,9 +4,10 @@ Rooms log through the standard library: `log.info("listener opened", extra={"add
 fixed phrase and the facts are fields, so a line can be searched for either way. Logs speak of the life of listeners,
 connections and stores and never of single messages: at a hundred thousand messages a second the log would be the load.
 
-Two rules hold for both forms. Secrets do not leave: a field whose name says secret, or the password of a URL, is
-starred. And what a peer chose (client ids, topics) cannot forge a line or steer a terminal: control characters are
-written as escapes.
+Three rules hold for both forms. Secrets do not leave: a field whose name says secret, or the password of a URL, is
+starred. What a peer chose (client ids, topics) cannot forge a line or steer a terminal: control characters are written
+as escapes. And what a peer can cause at will cannot fill the disk: of one event only so many lines are written in a
+while, and the next one says how many were not (`Calm`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import json
 import logging
 import re
 import sys
+import threading
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
@@ -26,13 +30,69 @@ _URL_PASSWORD: Final = re.compile(r"(://[^\s/:@]*:)[^\s/@]+@")
 _PLAIN: Final = re.compile(r"[\w.:/@+*#$,%\[\]-]+", re.ASCII)
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _STARS: Final = "***"
+MOST_LINES: Final = 20  # of one event,
+CALM_SECONDS: Final = 10.0  # within so long
+_MOST_EVENTS: Final = 1000
 
 
 def configure_logs(level: str, form: str, stream: TextIO | None = None) -> None:
     """Send every logger of the process to `stream` (stderr unless given): stdout is for the ready line alone."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    handler.addFilter(Calm())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class Calm(logging.Filter):
+    """At most MOST_LINES of one event within CALM_SECONDS. An event is the fixed phrase, whatever its fields: a storm
+    of bad packets is one thing that happens, and not a hundred thousand. The first line behind it has `not_logged`,
+    the number of those that were left out; the metrics count them all."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._events: dict[tuple[str, str], _Event] = {}
+        self._guard = threading.Lock()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.CRITICAL:
+            return True
+        now = self._clock()
+        with self._guard:
+            event = self._events.get((record.name, str(record.msg)))
+            if event is None:
+                if len(self._events) >= _MOST_EVENTS:
+                    self._forget(now)
+                event = self._events[record.name, str(record.msg)] = _Event(now)
+            elif now - event.since >= CALM_SECONDS:
+                if event.left_out:
+                    record.__dict__["not_logged"] = event.left_out
+                event.begin(now)
+            event.count += 1
+            if event.count > MOST_LINES:
+                event.left_out += 1
+                return False
+            if event.count == MOST_LINES:
+                record.__dict__["more"] = f"not logged for {CALM_SECONDS:.0f} s"
+        return True
+
+    def _forget(self, now: float) -> None:
+        """Phrases that are made as they come are as many as their makers like: what is over is let go."""
+        self._events = {
+            key: event
+            for key, event in self._events.items()
+            if event.left_out or now - event.since < CALM_SECONDS
+        }
+
+
+class _Event:
+    def __init__(self, now: float) -> None:
+        self.begin(now)
+
+    def begin(self, now: float) -> None:
+        self.since = now
+        self.count = 0
+        self.left_out = 0
 
 
 def hide_secrets(text: str) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from sluice.admin.offline import verify_store
 from sluice.errors import StoreError, StoreLocked
-from sluice.store.embedded import EmbeddedStore
+from sluice.store.embedded import EmbeddedStore, Files
 from tests.admin.kit import AdminHouse, settle, take
 
 
@@ -76,3 +79,17 @@ def test_a_damaged_message_is_a_fault(directory: Path) -> None:
     log.write_bytes(data[:at] + b"PAYLOAD" + data[at + 7 :])
     report = verify_store(directory, EmbeddedStore)
     assert len(report.faults) == 1, report.faults
+
+
+class Worn(Files):
+    """A disk from which a start can be read, and then nothing more."""
+
+    def read(self, fd: int, size: int, at: int) -> bytes:
+        if threading.current_thread() is not threading.main_thread():
+            raise OSError(errno.EIO, "Input/output error")
+        return super().read(fd, size, at)
+
+
+def test_a_disk_that_cannot_be_read_is_a_fault_that_names_the_place(directory: Path) -> None:
+    report = verify_store(directory, partial(EmbeddedStore, files=Worn()))
+    assert len(report.faults) == 1 and "cannot be read at byte" in report.faults[0]

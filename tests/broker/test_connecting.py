@@ -7,6 +7,7 @@ import pytest
 from sluice.broker.access import Caller, Reply, Verdict
 from sluice.broker.permission import Grant
 from sluice.broker.rulebook import PUBLISH, SUBSCRIBE, Book, Rule
+from sluice.wire.encode import encode
 from sluice.wire.packets import (
     V5,
     V311,
@@ -14,6 +15,7 @@ from sluice.wire.packets import (
     Connect,
     Pingreq,
     Pingresp,
+    Publish,
     Suback,
     Subscribe,
     SubscriptionRequest,
@@ -281,3 +283,20 @@ def test_a_client_whose_packets_are_too_small_for_a_connack_is_refused(house: Ho
     refused = house.connect("a", maximum_packet_size=12)
     assert refused.connack.reason == 0x95 and refused.closed
     assert house.connect("b", maximum_packet_size=64).connack.reason == 0
+
+
+def test_who_has_not_said_who_it_is_cannot_make_us_hold_a_large_packet(house: House) -> None:
+    client = house.open()
+    client.feed(b"\x10\xff\xff\x3f" + b"\x00\x04MQTT\x05\x02")
+    assert client.closed
+
+
+def test_a_large_packet_may_follow_its_connect_at_once(house: House) -> None:
+    reader, client = house.connect("r"), house.open()
+    reader.subscribe("t")
+    payload = b"x" * 1_000_000
+    client.feed(
+        b"\x10\x0e\x00\x04MQTT\x05\x02\x00\x00\x00\x00\x01z" + encode(Publish(b"t", payload, 0), V5)[:700_000]
+    )
+    client.feed(encode(Publish(b"t", payload, 0), V5)[700_000:])
+    assert reader.first(Publish).payload == payload

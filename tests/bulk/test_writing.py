@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from sluice.bulk.stages import Stages
+from sluice.errors import StageUnwritable, StaleBatch
 from tests.admin.living import Worker, facts
 from tests.bulk.conftest import ARROW, BulkHouse, arrow_body
 from tests.bulk.test_progress import restarted, stopped
@@ -343,3 +346,17 @@ async def test_only_a_dead_letter_can_be_replaced(house: BulkHouse) -> None:
     )
     assert "no dead-letter queue" in told["message"]
     assert (await house.rows()).num_rows == 1
+
+
+def test_a_stage_that_the_disk_does_not_take_is_refused_with_a_cure_and_given_up(tmp_path: Path) -> None:
+    stages = Stages(tmp_path, 1 << 20, 1 << 20, 60.0)
+    upload = stages.begin("app", 0, "queue")
+    full = Path("/dev/full").open("wb")  # noqa: SIM115
+    upload._file.close()
+    upload._file = full
+    with pytest.raises(StageUnwritable, match=r"No space left on device. Make room"):
+        upload.write(b"x" * 100_000)  # more than is buffered
+    upload.abandon()
+    assert stages.bytes == 0 and not any((tmp_path / "bulk/stages").iterdir())
+    with pytest.raises(StaleBatch):
+        stages.find("app", 0, [upload.stage.name])

@@ -4,7 +4,8 @@
 
 Publishers write into a queue with ids and keys, and to a plain topic that a lasting session has subscribed to;
 consumers of one group ack, and now and then nack. After each kill the next round goes on with the same data: publishers
-send again what was not confirmed, under the same ids. At the end everything is drained. The ledger knows, for every
+send again what was not confirmed, under the same ids. Now and then a start is killed as well, before it is through.
+At the end everything is drained. The ledger knows, for every
 message, what was sent, confirmed, delivered, acked, and confirmed as acked, and finds fault with
 
 * a message that was confirmed to its publisher and never delivered,
@@ -40,6 +41,7 @@ CONSUMERS = 3
 KEYS = 5  # of each publisher
 WINDOW = 50  # publishes of one publisher that wait for their answer
 NACK_SHARE = 0.02
+KILLED_STARTS = 0.2  # of all rounds
 SIZE = 1000  # bytes of a message: fifty rounds fill several segments
 DRAIN_SECONDS = 30.0
 CONFIG = """
@@ -191,6 +193,21 @@ async def sleep_and_listen(client: Client, ledger: Ledger) -> None:
         ledger.plain_received.add(message.payload.decode())
 
 
+class Stillborn(Broker):
+    """A server that is killed so many seconds after its start, whatever it is at."""
+
+    class Killed(Exception):
+        pass
+
+    def __init__(self, folder: Path, config: str, seconds: float) -> None:
+        self._seconds = seconds
+        super().__init__(folder, config, (), {})
+
+    def _read_ready_line(self) -> str:
+        time.sleep(self._seconds)
+        raise Stillborn.Killed
+
+
 class Arena:
     def __init__(self, folder: Path, seed: int, redis: RedisProcess | None = None) -> None:
         self._folder = folder
@@ -205,8 +222,15 @@ class Arena:
             return Broker(self._folder, CONFIG, (), {})
         return Broker(self._folder, CONFIG + REDIS_CONFIG, ("--store", self._redis.url), {})
 
+    def kill_a_start(self) -> None:
+        """A server that is killed before it is ready has changed nothing that the next one misses."""
+        with suppress(Stillborn.Killed):
+            Stillborn(self._folder, CONFIG, self._draw.uniform(0.2, 2.5))
+
     async def round(self, seconds: float) -> None:
         """Load, and the end of the server in the middle of it."""
+        if self._redis is None and self._draw.random() < KILLED_STARTS:
+            self.kill_a_start()
         broker = self.start()
         tasks = [asyncio.create_task(one) for one in self._cast(broker, True)]
         try:

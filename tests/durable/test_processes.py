@@ -18,12 +18,12 @@ class Server:
     """One server after the other, on the same data."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self.config = ""
         self.broker: Broker | None = None
 
     def start(self, *flags: str) -> None:
-        self.broker = Broker(self._folder, self.config, flags, {})
+        self.broker = Broker(self.folder, self.config, flags, {})
 
     def kill(self) -> None:
         assert self.broker is not None

@@ -172,3 +172,19 @@ def test_a_thousand_failures_at_once_cost_no_order_and_no_message(make: MakeEngi
         worker.bench.engine.nack(delivery.lease, -1.0, "")
     engine.advance(seconds=6)
     assert sorted(worker.ack_all(), key=int) == [b"%d" % number for number in range(1000)]
+
+
+def test_a_retry_does_not_wait_for_a_date_that_the_clock_was_set_back_from(make: MakeEngine) -> None:
+    engine = make(max_retries=3)
+    worker = engine.worker()
+    engine.publish(b"job", key=b"k")
+    engine.publish(b"next", key=b"k")
+    worker.nack(worker.lease())
+    engine.loop.now -= 9 * 3600
+    engine.crash_and_restart()
+    worker = engine.worker()
+    assert worker.lease_or_none() is None
+    engine.advance(seconds=6)
+    delivery = worker.lease()
+    assert (delivery.payload, delivery.attempt) == (b"job", 2)
+    assert delivery.lease.first_at <= engine.loop.now

@@ -32,6 +32,7 @@ class Inode:
 
 class Disk(Files):
     def __init__(self, draw: random.Random) -> None:
+        super().__init__()
         self.draw = draw
         self.changes = 0
         self._names: dict[str, Inode] = {}

@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import random
+import resource
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from sluice.errors import StoreFailed, StoreLocked
+from sluice.errors import StoreFailed, StoreLocked, StoreNotOpened
 from sluice.store.embedded import EmbeddedStore, Files
 from sluice.store.embedded.reader import WINDOW_BYTES
 from sluice.store.memory import MemoryStore
@@ -46,7 +48,7 @@ def test_a_second_process_is_told_who_has_the_store(embedded: StoreUnderTest, tm
 
 def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file")
-    with pytest.raises(StoreFailed, match="store cannot be opened"):
+    with pytest.raises(StoreNotOpened, match=r"store cannot be opened.*Give a directory"):
         StoreUnderTest(tmp_path / "store").open()
 
 
@@ -85,18 +87,27 @@ class CountingFiles(Files):
     """Counts and hinders: how many reads, what is to fail, how much one write may take."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.reads = 0
         self.syncs = 0
         self.synced = threading.Event()
         self.fail_write = 0
         self.fail_sync = 0
+        self.fail_reads = 0
+        self.free = 1 << 40
         self.may_sync = threading.Event()
         self.may_sync.set()
 
     def read(self, fd: int, size: int, at: int) -> bytes:
         self.reads += 1
+        if self.fail_reads:
+            self.fail_reads -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         assert size <= WINDOW_BYTES or size > 10 * WINDOW_BYTES
         return super().read(fd, size, at)
+
+    def free_bytes(self, directory: str) -> int:
+        return self.free
 
     def write(self, fd: int, parts: list[bytes], at: int) -> None:
         if self.fail_write:
@@ -267,3 +278,49 @@ def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path, see
     assert not told["settled"] & set(live), "settled and back again"
     assert store.bodies(list(live.values())) == [killed.body_for(seq) for seq in live]
     store.store.close()
+
+
+def test_a_read_that_fails_for_a_moment_is_made_again(tmp_path: Path) -> None:
+    files = CountingFiles()
+    store = StoreUnderTest(tmp_path / "store", files).open()
+    addresses = store.commit(message(1))
+    files.fail_reads = 2
+    assert store.read(addresses) != [None]
+    assert files.fail_reads == 0 and not store.failures
+    store.store.close()
+
+
+def test_who_asks_hears_when_the_disk_is_nearly_full_and_when_it_is_not(tmp_path: Path) -> None:
+    files = CountingFiles()
+    files.free = 10 << 20
+    said: list[str] = []
+    store = StoreUnderTest(tmp_path / "store", files, min_free_bytes=64 << 20, on_short=said.append).open()
+    store.hands.turn_until(lambda: bool(said))
+    assert "10 MiB are left" in said[0] and "min_free is 64 MiB" in said[0]
+    store.commit(message(1))  # what comes all the same is kept: acknowledgements make room
+    files.free = 100 << 20
+    store.hands.turn_until(lambda: len(said) > 1)
+    assert said[1:] == [""]
+    store.store.close()
+
+
+def test_a_connection_more_than_there_are_descriptors_does_not_stop_the_log(tmp_path: Path) -> None:
+    store = StoreUnderTest(tmp_path / "store", segment_bytes=500).open()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    try:
+        taken.append(os.open(os.devnull, os.O_RDONLY))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 30, hard))
+        with suppress(OSError):
+            while len(taken) < 100:
+                taken.append(os.dup(taken[0]))
+        assert len(taken) < 100
+        addresses = store.fill_segment(0) + store.fill_segment(100)
+        store.snapshot(b"s")
+        assert None not in store.read(addresses)
+        assert not store.failures
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        store.store.close()

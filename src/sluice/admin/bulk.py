@@ -334,6 +334,7 @@ class BulkDesk:
             if fence is not None and batch.number <= fence.batch:
                 await hands.kept()
                 return Committed(int(fence.rows) if batch.number == fence.batch else 0, True)
+            engine.check_available()
             runs = [
                 (engine.queues.get(name) or hands.door.open(name), messages) for name, messages in batch.runs
             ]

@@ -76,21 +76,25 @@ def verify_store(directory: str | Path, open_store: OpenStore, bodies: bool = Tr
         report.faults += engine.warnings
         report.faults += verify(engine)
         if bodies:
-            report.faults += _unreadable(engine, runner, answers)
+            report.faults += _unreadable(engine, runner, answers, failures)
         report.faults += [str(failure) for failure in failures]
     finally:
         store.close()
     return report
 
 
-def _unreadable(engine: Engine, runner: Runner, answers: threads.SimpleQueue[Any]) -> list[str]:
-    """Messages that the store cannot give back."""
+def _unreadable(
+    engine: Engine, runner: Runner, answers: threads.SimpleQueue[Any], failures: list[Exception]
+) -> list[str]:
+    """Messages that the store cannot give back, up to the first that its disk does not let it look at."""
     found: list[str] = []
     for queue in engine.queues.values():
         for places in slices(whole(queue)):
             read: list[Any] = []
             runner.look(places, read.append)
             while not read:
+                if failures:
+                    return found
                 call, args = answers.get(timeout=PATIENCE_SECONDS)
                 call(*args)
             for (partition, seq), message in zip(places, read[0], strict=True):

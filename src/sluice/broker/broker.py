@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from sluice.broker.access import Access
 from sluice.broker.connection import Connection, Cutoff
@@ -24,6 +24,11 @@ from sluice.errors import ProtocolViolation, UnsupportedVersion
 from sluice.metrics import Counters
 from sluice.wire.packets import V5
 from sluice.wire.reasons import SERVER_SHUTTING_DOWN, name_of
+
+NO_DESCRIPTORS: Final = (
+    "nearly all files that this process may open are open: "
+    "raise the limit (ulimit -n), or set mqtt.max_connections below it"
+)
 
 
 class Broker:
@@ -67,7 +72,12 @@ class Broker:
         high = self.limits.write_buffer_high
         connection.transport.set_write_buffer_limits(high, high // 4)
         self.wake_at(self.turn.now + self.limits.connect_timeout, Cutoff(connection))
-        if not self.crowd.opened(connection):
+        last = self.limits.last_descriptor
+        if last and connection.descriptor() > last:
+            self.counters.connections_refused += 1
+            self.log("connect refused", {"peer": connection.peer(), "why": NO_DESCRIPTORS})
+            connection.abort()
+        elif not self.crowd.opened(connection):
             self.counters.connections_refused += 1
             connection.abort()
 

@@ -38,6 +38,7 @@ FLUSH_AT: Final = 262_144  # bytes of output that are not kept until the end of 
 REASON_STRING_COST: Final = (
     11  # at most: fixed header, length of the properties, identifier and length of the string
 )
+CONNECT_BYTES: Final = 524_288  # of a CONNECT: its five fields of 64 KiB, and properties
 CLOSE_SECONDS: Final = 5.0  # how long a peer may take to read our last words
 
 
@@ -177,6 +178,11 @@ class Connection(Deadline):
         found = None if self.transport is None else self.transport.get_extra_info("peername")
         return str(found[0]) if isinstance(found, tuple) else ""
 
+    def descriptor(self) -> int:
+        """The number that the system has for its socket: the lowest that was free."""
+        found = None if self.transport is None else self.transport.get_extra_info("socket")
+        return -1 if found is None else int(found.fileno())
+
     def peer(self) -> str:
         """Where it comes from, for logs and access rules."""
         address = None if self.transport is None else self.transport.get_extra_info("peername")
@@ -188,6 +194,8 @@ class Connection(Deadline):
         """Work off every whole packet of `data`; keep the rest."""
         counters = self.broker.counters
         limit = self.broker.limits.max_packet_size
+        if self.session is None and limit > CONNECT_BYTES:
+            limit = CONNECT_BYTES  # whoever has not said who it is gets less of our memory
         size: i64 = len(data)
         at: i64 = 0
         needed: i64 = 0
@@ -198,7 +206,7 @@ class Connection(Deadline):
             length = length_of(data, at, body)
             end: i64 = body + length
             if end - at > limit:
-                raise PacketTooLarge(int(end - at), int(limit))
+                raise PacketTooLarge(int(end - at), int(limit), limit < self.broker.limits.max_packet_size)
             if end > size:
                 needed = end - at
                 break
@@ -208,6 +216,7 @@ class Connection(Deadline):
             session = self.session
             if session is None:
                 self._greet(data, head, body, end)
+                limit = self.broker.limits.max_packet_size
                 if self.asking is not None:
                     self.asking.append(data[end:])
                     return

@@ -17,7 +17,7 @@ from sluice.broker.queue_reasons import reason_of, subscribe_reason_of
 from sluice.broker.queue_wishes import LAST_SECOND
 from sluice.broker.subscriptions import encode_identifiers
 from sluice.broker.turn import Turn
-from sluice.errors import InvalidQueueConfig, QueueError, StoreUnavailable
+from sluice.errors import InvalidQueueConfig, QueueError
 from sluice.message import Message
 from sluice.queues.engine import Engine
 from sluice.queues.owner import Owner
@@ -81,8 +81,7 @@ class EcqDoor:
             cut += 1
         if cut == len(WRITE) or cut >= end - 1:
             return False
-        if self._engine.unavailable:
-            raise StoreUnavailable(self._engine.unavailable)
+        self._engine.check_available()
         message = Message(packet.payload, packet.raw, topic[cut + 1 :])
         if packet.expires_at != 0.0:
             message.expires = min(int(packet.expires_at + 0.999), LAST_SECOND)

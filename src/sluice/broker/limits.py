@@ -18,6 +18,7 @@ class Limits:
         self.max_queued_bytes: i64 = 67_108_864
         self.max_subscriptions: int = 10_000
         self.max_connections: int = 0  # 0: no limit
+        self.last_descriptor: int = 0  # a connection with a higher one is one too many; 0: none is
         self.max_connections_per_address: int = 0
         self.max_connections_per_user: int = 0
         self.max_publish_rate: float = 0.0  # messages of one client per second; 0: no limit

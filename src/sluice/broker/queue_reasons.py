@@ -7,6 +7,7 @@ from sluice.errors import (
     InvalidQueueConfig,
     InvalidQueueName,
     MessageTooLarge,
+    NoRoom,
     QueueError,
     QueueFull,
     ResponsesFull,
@@ -28,7 +29,7 @@ from sluice.wire.reasons import (
 
 def reason_of(error: QueueError) -> int:
     """The MQTT reason for a refusal."""
-    if isinstance(error, QueueFull | ResponsesFull):
+    if isinstance(error, QueueFull | ResponsesFull | NoRoom):
         return QUOTA_EXCEEDED
     if isinstance(error, MessageTooLarge):
         return PACKET_TOO_LARGE

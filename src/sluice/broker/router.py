@@ -41,6 +41,7 @@ class Router:
             0  # counts what was given to the store: a publish that raises it is answered by the store
         )
         self.unavailable: str = ""  # why the store takes nothing: what must be kept is refused meanwhile
+        self.no_room: bool = False  # and whether that is for want of room
         self.held: list[Connection] = []  # not read until the store has taken what they published
         self.door: QueueDoor | None = None  # None: there are no queues, and $queue/... is an ordinary topic
 
@@ -158,10 +159,13 @@ class Router:
 
     def must_keep(self, message: Publish, origin: Session) -> bool:
         """Whether a publish could not be answered, or not be done justice, without the store. For the time that it
-        takes nothing; queues that capture it judge for themselves."""
+        takes nothing; queues that capture it judge for themselves. Where there is only no room, a retained message
+        may be taken back, and a packet id noted."""
         if self.keeper is None:
             return False
-        if message.retain or (message.qos == 2 and origin.sid):
+        if message.retain and (message.payload or not self.no_room):
+            return True
+        if message.qos == 2 and origin.sid and not self.no_room:
             return True
         if message.qos == 0:
             return False

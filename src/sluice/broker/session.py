@@ -22,7 +22,7 @@ from sluice.broker.ecq_reader import OwnedDelivery, OwnedReader
 from sluice.broker.inflight import UNSAID, Delivery, Inflight
 from sluice.broker.permission import refuse_sys
 from sluice.broker.subscriptions import Share, Subscription
-from sluice.errors import MalformedPacket, ProtocolViolation, QueueError, StoreUnavailable
+from sluice.errors import MalformedPacket, NoRoom, ProtocolViolation, QueueError, StoreUnavailable
 from sluice.queues.ports import Publisher
 from sluice.wire.packets import V5, Ack, Publish
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL
@@ -158,8 +158,11 @@ class Session(Publisher):
             packet.retain = False
             router.counters.publishes_dropped += 1
             return True
-        why = str(StoreUnavailable(router.unavailable))
-        self.refuse(packet, connection, IMPLEMENTATION_SPECIFIC_ERROR, why)
+        if router.no_room:
+            self.refuse(packet, connection, QUOTA_EXCEEDED, str(NoRoom(router.unavailable)))
+        else:
+            why = str(StoreUnavailable(router.unavailable))
+            self.refuse(packet, connection, IMPLEMENTATION_SPECIFIC_ERROR, why)
         return False
 
     def tag(self, packet: Publish) -> i64:

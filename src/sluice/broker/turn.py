@@ -70,4 +70,11 @@ class Turn:
         touched = self._touched
         self._touched = []
         for connection in touched:
-            connection.flush()
+            try:
+                connection.flush()
+            except (
+                OSError,
+                RuntimeError,
+            ) as error:  # of its transport: the line costs itself and nobody else
+                connection.broker.log("write failed", {"peer": connection.peer(), "fault": str(error)})
+                connection.abort()

@@ -12,12 +12,12 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Final
 
-from sluice.errors import BatchTooLarge, StagesFull, StaleBatch
+from sluice.errors import BatchTooLarge, StagesFull, StageUnwritable, StaleBatch
 
 FOLDER: Final = "bulk/stages"
 
@@ -49,14 +49,20 @@ class Upload:
     def write(self, data: bytes) -> None:
         """Into the page cache, or memory: a sync would promise what no commit relies on."""
         self._stages.check(self.stage, len(data))
-        self._file.write(data)
+        try:
+            self._file.write(data)
+        except OSError as fault:
+            raise StageUnwritable(fault) from fault
         self.stage.bytes += len(data)
         self._stages.bytes += len(data)
 
     def end(self) -> None:
         if isinstance(self._file, BytesIO):
             self.stage.data = self._file.getvalue()
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as fault:  # what was still in the buffer
+            raise StageUnwritable(fault) from fault
 
     def finish(self, rows: int) -> Stage:
         """It is whole, and was looked through."""
@@ -66,7 +72,8 @@ class Upload:
         return self.stage
 
     def abandon(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # a full disk does not take the rest either
+            self._file.close()
         self._stages.drop_one(self.stage)
 
 
@@ -97,16 +104,17 @@ class Stages:
         name = secrets.token_hex(8)
         path = None
         if self._folder is not None:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = self._folder / f"{name}.arrow"
         stage = Stage(name, app, batch, queue, path)
         stage.since = self._clock()
-        self._stages[name] = stage
         try:
-            return Upload(self, stage)
-        except OSError:
-            del self._stages[name]
-            raise
+            if self._folder is not None:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            upload = Upload(self, stage)
+        except OSError as fault:
+            raise StageUnwritable(fault) from fault
+        self._stages[name] = stage
+        return upload
 
     def check(self, stage: Stage, more: int) -> None:
         if stage.bytes + more > self.max_batch_bytes:

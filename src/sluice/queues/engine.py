@@ -19,7 +19,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from sluice.errors import MessageTooLarge, StoreUnavailable, UnknownQueue
+from sluice.errors import MessageTooLarge, NoRoom, StoreUnavailable, UnknownQueue
 from sluice.message import COMPRESSED, DELAYED, PRIORITY_BITS, TARGETED, Message, encode_start, fnv1a32
 from sluice.queues import compaction, dead_letters, dispatch, lifecycle, reading, removal, settling
 from sluice.queues import journal as notes
@@ -61,6 +61,7 @@ class Engine:
         self.gone: dict[int, list[int]] | None = None
         self.max_length: i64 = 0  # of one partition, from its oldest message on; 0: any
         self.unavailable: str = ""  # why the store takes nothing: publishers are refused meanwhile
+        self.no_room: bool = False  # and whether that is for want of room
         self.alerts: list[dead_letters.Alert] = []
         self.warnings: list[str] = []  # for the log of whoever drives the engine
         self.made: list[Queue] = []  # queues that came into being by themselves, for dead letters
@@ -130,13 +131,18 @@ class Engine:
 
     # ---- publishing
 
+    def check_available(self) -> None:
+        """Refuse what would have to be kept, while the store takes nothing new."""
+        if self.unavailable:
+            raise NoRoom(self.unavailable) if self.no_room else StoreUnavailable(self.unavailable)
+
     def publish(self, queue: Queue, message: Message, publisher: Publisher | None, tag: i64) -> None:
         """Take a message into the open frame. The publisher hears of it when the frame is kept."""
         rules = queue.rules
         size: i64 = len(message.payload)
         if self.unavailable:
             queue.refused += 1
-            raise StoreUnavailable(self.unavailable)
+            self.check_available()
         if size > rules.max_message_size:
             queue.refused += 1
             raise MessageTooLarge(queue.name, int(size), int(rules.max_message_size))

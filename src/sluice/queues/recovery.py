@@ -15,6 +15,7 @@ from sluice.message import DELAYED, TARGETED, decode_body
 from sluice.queues import compaction, dead_letters, lifecycle
 from sluice.queues import journal as notes
 from sluice.queues.cursor import Cursor
+from sluice.queues.delivery import Lease
 from sluice.queues.engine import Engine, pass_by_others
 from sluice.queues.journal import Note
 from sluice.queues.keeping import FIRST_OWNER, FIRST_PID, THING_GONE
@@ -25,6 +26,16 @@ from sluice.queues.removal import let_go_of, settle_one, waits_for_nobody
 from sluice.queues.rules import Rules
 from sluice.queues.snapshot import SnapshotReader, load_retry, load_returned, read_gates
 from sluice.store.protocol import MESSAGE, ROW_BYTES, Record, read_row
+
+
+def _delivered_now(lease: Lease, now: float) -> None:
+    """It was delivered at a time that is still to come: somebody has set the clock back while we were down. A retry
+    waits for a span and not for a date, so it goes on from now; else it, and all behind it of its key, waited for
+    hours."""
+    ahead = lease.last_at - now
+    lease.due -= ahead
+    lease.first_at -= ahead
+    lease.last_at = now
 
 
 class EngineLoader:
@@ -99,6 +110,8 @@ class EngineLoader:
             for group in queue.groups.values():
                 for cursor in group.cursors:
                     for lease in cursor.leases.values():
+                        if lease.last_at > engine.now:
+                            _delivered_now(lease, engine.now)
                         engine.timers.wait_for_retry(lease, lease.due)
                     cursor.rebuild()
         engine.exclusive.finish(engine.now)

@@ -91,6 +91,7 @@ class Runner:
         )  # segments that were gone through: what is left in them cannot be moved
         self._lasting_share: float = COMPACT_LASTING
         self._closed: bool = False
+        self._frozen: bool = False
         self._held: bool = False  # the open frame is not complete yet: see `hold`
         # Records from here on are not in the store yet: of the frame under way, and of the one that is being made.
         self._unkept_from: int = 0
@@ -128,6 +129,8 @@ class Runner:
 
     def end_turn(self) -> None:
         """What came in during this turn of the loop is complete: offer, read and commit."""
+        if self._frozen:
+            return
         engine = self.engine
         engine.end_turn()
         if engine.made:
@@ -152,6 +155,8 @@ class Runner:
             self.engine.end_turn()
 
     def _pump(self) -> None:
+        if self._frozen:
+            return
         engine = self.engine
         if engine.reads:
             reads = engine.reads
@@ -178,6 +183,8 @@ class Runner:
 
     def _commit_settled(self) -> None:
         self._settle_timer = None
+        if self._frozen:
+            return
         if self._frame is None and not self._closed and not self._held and self.engine.journal.waits():
             self._gathering = False
             self.engine.now = self._clock()
@@ -208,7 +215,7 @@ class Runner:
 
     def _committed(self) -> None:
         frame = self._frame
-        if frame is None or self._closed:
+        if frame is None or self._closed or self._frozen:
             return
         self._frame = None
         self._unkept_from = self._open_from
@@ -241,7 +248,7 @@ class Runner:
             self._store.read(addresses, done)
 
     def reads_done(self, reads: list[Read], records: list[bytes | None]) -> None:
-        if self._closed:
+        if self._closed or self._frozen:
             return
         self.engine.now = self._clock()
         at = 0
@@ -254,7 +261,7 @@ class Runner:
 
     def owned_done(self, reads: list[OwnedRead], records: list[bytes | None]) -> None:
         """The same for the owners of exclusive queues."""
-        if self._closed:
+        if self._closed or self._frozen:
             return
         self.engine.now = self._clock()
         at = 0
@@ -278,7 +285,7 @@ class Runner:
     def _wake(self) -> None:
         self._timer = None
         self._wake_at = 0.0
-        if self._closed:
+        if self._closed or self._frozen:
             return
         self._set_timer(self.engine.tick(self._clock()))
         self.end_turn()
@@ -293,7 +300,7 @@ class Runner:
     def _make_room(self) -> None:
         """A segment was emptied a while ago: with a snapshot it can be given back, now or with the next frame."""
         self._room_timer = None
-        if self._closed:
+        if self._closed or self._frozen:
             return
         self._wants_room = len(self.engine.segments.free(self._sealed())) > 0
         self.engine.segments.emptied = False
@@ -391,7 +398,7 @@ class Runner:
         self._after_snapshot()
 
     def moved(self, living: list[Record], records: list[bytes | None]) -> None:
-        if self._closed:
+        if self._closed or self._frozen:
             return
         engine = self.engine
         engine.now = self._clock()
@@ -443,6 +450,11 @@ class Runner:
         if self.on_broken is not None:
             self.on_broken(RuntimeError(f"a batch broke off: {fault!r}"))
 
+    def freeze(self) -> None:
+        """What is in memory cannot be trusted any more, or not be kept: from here on nothing is written, nothing is
+        delivered and nobody is answered."""
+        self._frozen = True
+
     def close(self) -> None:
         """The end: keep what is left, and close the store. Blocking."""
         for timer in (
@@ -462,7 +474,7 @@ class Runner:
         if self._closed:
             return
         self._closed = True
-        if not self._held:
+        if not self._held and not self._frozen:
             frame = self.engine.take_frame()
             if frame.count:
                 self._hand_over(frame)

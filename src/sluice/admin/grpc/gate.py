@@ -110,6 +110,7 @@ CODES: Final[tuple[tuple[type[SluiceError], grpc.StatusCode], ...]] = (
     (errors.InUse, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.QueueExists, grpc.StatusCode.ALREADY_EXISTS),  # and GroupExists
     (errors.QueueFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.StoreUnavailable, grpc.StatusCode.UNAVAILABLE),
     (errors.ResponsesFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.NotAuthenticated, grpc.StatusCode.UNAUTHENTICATED),
     (errors.NotAllowed, grpc.StatusCode.PERMISSION_DENIED),

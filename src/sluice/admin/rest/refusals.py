@@ -34,6 +34,7 @@ from sluice.errors import (
     SluiceError,
     StagesFull,
     StoreError,
+    StoreUnavailable,
     TooManyReaders,
     UnknownDelivery,
     UnknownGroup,
@@ -150,6 +151,7 @@ STATUS: Final[tuple[tuple[type[SluiceError], int], ...]] = (
     (WorkerLost, 503),
     (TooManyReaders, 503),
     (StoreError, 503),
+    (StoreUnavailable, 503),
     (Busy, 503),
     (Stopping, 503),
     (QueuesDisabled, 409),
@@ -170,7 +172,7 @@ MEANING: Final = {
     413: "The body, the message or the batch is too large",
     415: "The body is of another type than the one that is read here",
     501: "The server has no pyarrow",
-    503: "The server is stopping, too busy, or its store has failed",
+    503: "The server is stopping, too busy, its store takes nothing for now, or has failed",
 }
 
 # What a library says, as callers would: they send JSON.

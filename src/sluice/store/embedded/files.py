@@ -10,18 +10,71 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
 from typing import Final
 
 from mypy_extensions import mypyc_attr
 
 from sluice.errors import StoreLocked
 
+# Descriptors: for a snapshot, a new segment, an index, a directory, and what readers need meanwhile.
+_RESERVE: Final = 8
 _WRITE_SYNCED: Final[int] = getattr(os, "RWF_DSYNC", 0)  # Linux; elsewhere in two steps
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Files:
-    """The real ones. A file descriptor is an int, a path a str, and a failure an OSError that is not retried."""
+    """The real ones. A file descriptor is an int, a path a str, and a failure an OSError that is not retried.
+
+    The exception is a lack of descriptors. Whoever connects takes one, and nobody who connects may stop the log: so a
+    few are held in reserve and used when there is no other, and a file that is closed gives them back."""
+
+    def __init__(self) -> None:
+        self._null = -1
+        self._reserve: list[int] = []
+        self._guard = threading.Lock()  # reader and writer share the reserve
+
+    def open(self, path: str, flags: int) -> int:
+        while True:
+            try:
+                return os.open(path, flags | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                if error.errno != errno.EMFILE or not self._release():
+                    raise
+
+    def _release(self) -> bool:
+        """Let one of the reserve go. A new connection may be quicker than we are: then the next one goes as well."""
+        with self._guard:
+            if not self._reserve:
+                return False
+            os.close(self._reserve.pop())
+            return True
+
+    def is_short(self) -> bool:
+        """Whether the reserve is in use: who holds files for convenience should let some go."""
+        return self._null >= 0 and len(self._reserve) < _RESERVE
+
+    def fill_reserve(self) -> None:
+        """While there are enough of them."""
+        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._refill()
+
+    def _refill(self) -> None:
+        with self._guard:
+            try:
+                while self._null >= 0 and len(self._reserve) < _RESERVE:
+                    self._reserve.append(os.dup(self._null))
+            except OSError:
+                pass  # with the next file that is closed
+
+    def drop_reserve(self) -> None:
+        with self._guard:
+            for fd in self._reserve:
+                os.close(fd)
+            self._reserve.clear()
+            if self._null >= 0:
+                os.close(self._null)
+                self._null = -1
 
     def make_directory(self, path: str) -> None:
         """Make `path` unless it is there, and its name durable: what is in a lost directory is lost as well."""
@@ -30,12 +83,25 @@ class Files:
         os.makedirs(path, mode=0o700, exist_ok=True)
         self.sync_directory(os.path.dirname(os.path.abspath(path)))
 
+    def free_bytes(self, directory: str) -> int:
+        """Room that is left on the disk of a directory for whoever asks."""
+        found = os.statvfs(directory)
+        return found.f_bavail * found.f_frsize
+
     def names(self, directory: str) -> list[str]:
-        return os.listdir(directory)
+        while True:
+            try:
+                found = os.listdir(directory)
+                break
+            except OSError as error:
+                if error.errno != errno.EMFILE or not self._release():
+                    raise
+        self._refill()
+        return found
 
     def lock(self, path: str) -> int:
         """Hold `path` for this process until the descriptor is closed; a killed process lets go by itself."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = self.open(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -50,13 +116,13 @@ class Files:
 
     def create(self, path: str) -> int:
         """A new file to write, which must not have been there."""
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        return self.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def open_to_write(self, path: str) -> int:
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return self.open(path, os.O_RDWR)
 
     def open_to_read(self, path: str) -> int:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return self.open(path, os.O_RDONLY)
 
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size
@@ -125,13 +191,18 @@ class Files:
 
     def sync_directory(self, path: str) -> None:
         """Return when the names in a directory, new, changed and removed, would survive a power cut."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = self.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(fd)
         finally:
-            os.close(fd)
+            self.close(fd)
 
     def close(self, fd: int) -> None:
+        with self._guard:
+            if self._null >= 0 and len(self._reserve) < _RESERVE:
+                os.dup2(self._null, fd, inheritable=False)  # in one step: nobody gets it in between
+                self._reserve.append(fd)
+                return
         os.close(fd)
 
 

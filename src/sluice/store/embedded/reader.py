@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -17,7 +18,7 @@ from google_crc32c import value as crc32c
 from librt.strings import BytesWriter, read_i32_le
 from mypy_extensions import i64
 
-from sluice.errors import StoreFailed
+from sluice.errors import StoreFailed, StoreUnreadable
 from sluice.store.embedded.files import Files
 from sluice.store.embedded.index import pieces, read_index
 from sluice.store.embedded.layout import log_name
@@ -28,6 +29,7 @@ WINDOW_BYTES: Final = 1 << 20
 _GAP_BYTES: Final = 64 << 10  # bytes that nobody asked for are cheaper than another call up to about here
 _TAIL_BYTES: Final = 4 << 10  # most records end by then
 _OPEN_FILES: Final = 64
+_PAUSES: Final = [0.05, 0.25, 0.7, 2.0]  # seconds before a read that failed is tried again
 
 
 class Request:
@@ -63,12 +65,14 @@ class Reader:
         files: Files,
         directory: str,
         salt: int,
+        salvage: bool,
         call_soon_threadsafe: Callable[..., object],
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._files = files
         self._directory = directory
         self._salt: i64 = salt
+        self._salvage = salvage
         self._call_soon_threadsafe = call_soon_threadsafe
         self._on_failure = on_failure
         self._open: dict[int, int] = {}  # descriptors by segment, the one used last at the end
@@ -98,13 +102,12 @@ class Reader:
         try:
             while self._step():
                 pass
+        except StoreUnreadable as unreadable:
+            self._tell(self._on_failure, unreadable)
         except Exception as error:
             fault = StoreFailed(f"{type(error).__name__}: {error}")
             fault.__cause__ = error
-            try:
-                self._call_soon_threadsafe(self._on_failure, fault)
-            except RuntimeError:
-                pass  # the loop is closed
+            self._tell(self._on_failure, fault)
 
     def _step(self) -> bool:
         request = self._requests.get()
@@ -131,13 +134,13 @@ class Reader:
         """An open log, or -1 if there is none of that number."""
         fd = self._open.pop(segment, -1)
         if fd < 0:
+            if len(self._open) >= _OPEN_FILES or (self._open and self._files.is_short()):
+                oldest = next(iter(self._open))
+                self._files.close(self._open.pop(oldest))
             try:
                 fd = self._files.open_to_read(f"{self._directory}/{log_name(segment)}")
             except FileNotFoundError:
                 return -1
-            if len(self._open) >= _OPEN_FILES:
-                oldest = next(iter(self._open))
-                self._files.close(self._open.pop(oldest))
         self._open[segment] = fd
         return fd
 
@@ -153,12 +156,19 @@ class Reader:
                 end += 1
             fd = self._descriptor(segment)
             while fd >= 0 and nth < end:
-                nth = self._read_window(fd, addresses, order, nth, end, found)
+                nth = self._read_window(segment, fd, addresses, order, nth, end, found)
             nth = end
         return found
 
     def _read_window(
-        self, fd: int, addresses: list[int], order: list[int], nth: int, end: int, found: list[bytes | None]
+        self,
+        segment: int,
+        fd: int,
+        addresses: list[int],
+        order: list[int],
+        nth: int,
+        end: int,
+        found: list[bytes | None],
     ) -> int:
         """Read once, from the nth address in order as far as neighbours follow, and take what lies whole in it.
         Returns the first address that does not; the one it began with always counts as taken."""
@@ -171,7 +181,7 @@ class Reader:
                 break
             last = at
             near += 1
-        window = self._bytes(fd, start, last - start + _TAIL_BYTES)
+        window = self._bytes(segment, fd, start, last - start + _TAIL_BYTES)
         first = nth
         while nth < near:
             place = order[nth]
@@ -180,22 +190,31 @@ class Reader:
             if size > len(window) - at:
                 if nth > first:
                     return nth  # cut by the end of the window: it begins the next one
-                window = self._bytes(fd, start, size)
+                window = self._bytes(segment, fd, start, size)
             found[place] = sound_record(window, at, size)
             nth += 1
         return nth
 
-    def _bytes(self, fd: int, start: i64, size: i64) -> bytes:
-        """Bytes of a log. Those that the disk cannot give are damaged, like those that it gives wrong."""
+    def _bytes(self, segment: int, fd: int, start: i64, size: i64) -> bytes:
+        """Bytes of a log. Those that the disk gives wrong are damaged, and lost. Those that it does not give may be
+        there tomorrow, when a cable or a path is mended, so they must not be taken for lost: after some tries the
+        store fails, as it does when it cannot write. Only a store that was opened to salvage goes on without them."""
         left = self._files.size(fd) - start
         if left <= 0:
             return b""
-        try:
-            return self._files.read(fd, int(min(size, left)), int(start))
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            return b""
+        tried = 0
+        while True:
+            try:
+                return self._files.read(fd, int(min(size, left)), int(start))
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                if tried == len(_PAUSES):
+                    if self._salvage:
+                        return b""
+                    raise StoreUnreadable(f"{self._directory}/{log_name(segment)}", int(start)) from error
+            time.sleep(_PAUSES[tried])
+            tried += 1
 
     def _rows(self, segment: int) -> list[bytes]:
         """From the index; from the log, as far as that is sound, if the index is missing or not written yet."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import google_crc32c
 from mypy_extensions import i64
 
-from sluice.errors import StoreDamaged, StoreError, StoreFailed
+from sluice.errors import StoreDamaged, StoreError, StoreNotOpened
 from sluice.store.embedded.files import Files
 from sluice.store.embedded.frames import FRAME_BYTES, LIMIT
 from sluice.store.embedded.layout import LAYOUT, LOCK, Listing, read_layout, write_layout
@@ -24,8 +24,9 @@ from sluice.store.protocol import Loader, Recovery
 
 
 class EmbeddedStore:
-    """`on_failure` is called once, in the loop's thread, when a write or a sync has failed: from then on no commit
-    is ever answered. `sync_seconds` is how long a frame committed without `sync` may wait for the disk."""
+    """`on_failure` is called once, in the loop's thread, when a write, a sync or a read has failed: from then on no
+    commit is ever answered. `on_short` hears why when less than `min_free_bytes` are left on the disk, and an empty
+    string when there are enough again. `sync_seconds` is how long a frame committed without `sync` may wait for it."""
 
     def __init__(
         self,
@@ -37,6 +38,8 @@ class EmbeddedStore:
         snapshot_bytes: int = 64 << 20,
         sync_seconds: float = 0.2,
         salvage: bool = False,
+        min_free_bytes: int = 0,
+        on_short: Callable[[str], None] | None = None,
         files: Files | None = None,
     ) -> None:
         self._directory = directory
@@ -46,6 +49,8 @@ class EmbeddedStore:
         self._snapshot_bytes: i64 = snapshot_bytes
         self._sync_seconds = sync_seconds
         self._salvage = salvage
+        self._min_free_bytes = min_free_bytes if on_short is not None else 0
+        self._on_short = on_short
         self._files = files if files is not None else Files()
         self._lock = -1
         self._writer: Writer | None = None
@@ -66,10 +71,11 @@ class EmbeddedStore:
         try:
             self._files.make_directory(self._directory)
             self._lock = self._files.lock(f"{self._directory}/{LOCK}")
+            self._files.fill_reserve()
             return self._recover(loader)
         except OSError as error:
             self._unlock()
-            raise StoreFailed(f"{self._directory} cannot be opened: {error}") from error
+            raise StoreNotOpened(self._directory, error) from error
         except BaseException:
             self._unlock()
             raise
@@ -84,16 +90,20 @@ class EmbeddedStore:
         self._sizes = log.sizes
         self._bytes_since_snapshot = log.bytes_since_snapshot
         self._sealed_since_snapshot = log.sealed_since_snapshot
-        reader = Reader(self._files, self._directory, salt, self._call_soon_threadsafe, self._fail)
+        reader = Reader(
+            self._files, self._directory, salt, self._salvage, self._call_soon_threadsafe, self._fail
+        )
         writer = Writer(
             self._files,
             self._directory,
             salt,
             log,
             self._sync_seconds,
+            self._min_free_bytes,
             self._call_soon_threadsafe,
             self._fail,
             reader.forget,
+            self._short,
         )
         reader.start()
         writer.start()
@@ -198,6 +208,11 @@ class EmbeddedStore:
         if self._lock >= 0:
             self._files.close(self._lock)
             self._lock = -1
+        self._files.drop_reserve()
+
+    def _short(self, why: str) -> None:
+        if self._on_short is not None:
+            self._on_short(why)
 
     def _fail(self, fault: Exception) -> None:
         if not self._failed:

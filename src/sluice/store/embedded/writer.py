@@ -17,6 +17,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import Final
 
 from librt.strings import BytesWriter
 from mypy_extensions import i64
@@ -28,6 +29,9 @@ from sluice.store.embedded.index import write_index
 from sluice.store.embedded.layout import Listing, index_name, log_name
 from sluice.store.embedded.recovery import Recovered
 from sluice.store.embedded.snapshot import write_snapshot
+
+_LOOK_SECONDS: Final = 1.0  # between looks for room on the disk, while anything is written,
+_LOOK_BYTES: Final = 4 << 20  # or so many bytes
 
 
 class Job:
@@ -73,9 +77,11 @@ class Writer:
         salt: int,
         log: Recovered,
         sync_seconds: float,
+        min_free_bytes: int,
         call_soon_threadsafe: Callable[..., object],
         on_failure: Callable[[Exception], None],
         on_free: Callable[[list[int]], None],
+        on_short: Callable[[str], None],
     ) -> None:
         self._files = files
         self._directory = directory
@@ -91,6 +97,11 @@ class Writer:
         self._call_soon_threadsafe = call_soon_threadsafe
         self._on_failure = on_failure
         self._on_free = on_free
+        self._on_short = on_short
+        self._min_free = min_free_bytes
+        self._is_short = False  # of room on the disk
+        self._looked_at = 0.0  # for room
+        self._since_look: i64 = 0  # bytes written
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         # Not `_thread`: that is `__thread` in the compiled build, a word of C.
         self._worker = threading.Thread(target=self._run, name="sluice-log-writer", daemon=True)
@@ -111,6 +122,7 @@ class Writer:
 
     def _run(self) -> None:
         try:
+            self._look_for_room()
             while self._step():
                 pass
         except Exception as error:
@@ -121,7 +133,10 @@ class Writer:
     def _step(self) -> bool:
         job = self._next_job()
         if job is None:
-            self._sync()
+            if self._unsynced > 0 and self._sync_due <= time.monotonic():
+                self._sync()
+            if self._is_short:
+                self._look_for_room()
         elif isinstance(job, CommitJob):
             self._commit(job)
         elif isinstance(job, SnapshotJob):
@@ -136,10 +151,12 @@ class Writer:
         return True
 
     def _next_job(self) -> Job | None:
-        """The next job; None when frames have waited for their sync as long as they may."""
-        if self._unsynced == 0:
+        """The next job; None when frames have waited for their sync as long as they may, or it is time to see whether
+        there is room again."""
+        if self._unsynced == 0 and not self._is_short:
             return self._jobs.get()
-        wait = self._sync_due - time.monotonic()
+        until = self._sync_due if self._unsynced > 0 else self._looked_at + _LOOK_SECONDS
+        wait = until - time.monotonic()
         if wait <= 0:
             return None
         try:
@@ -169,6 +186,29 @@ class Writer:
         self._tell(job.done)
         if job.roll:
             self._roll()
+        self._since_look += FRAME_BYTES + len(body)
+        if self._since_look > _LOOK_BYTES or time.monotonic() - self._looked_at > _LOOK_SECONDS:
+            self._look_for_room()
+
+    def _look_for_room(self) -> None:
+        """Say so before the disk is full: publishers can be refused, a write that fails is the end. What is settled
+        goes on being written, and gives room back."""
+        self._looked_at = time.monotonic()
+        self._since_look = 0
+        if self._min_free == 0:
+            return
+        try:
+            free = self._files.free_bytes(self._directory)
+        except OSError:
+            return  # whether a write succeeds is what counts
+        enough = self._min_free + self._min_free // 4 if self._is_short else self._min_free
+        if (free < enough) != self._is_short:
+            self._is_short = free < enough
+            why = (
+                f"{free >> 20} MiB are left on the disk of {self._directory}, and disk.min_free is "
+                f"{self._min_free >> 20} MiB"
+            )
+            self._tell_short(why if self._is_short else "")
 
     def _sync(self) -> None:
         if self._unsynced > 0:
@@ -213,6 +253,12 @@ class Writer:
             self._call_soon_threadsafe(done)
         except RuntimeError:
             pass  # the loop is closed, and whoever waited is gone with it
+
+    def _tell_short(self, why: str) -> None:
+        try:
+            self._call_soon_threadsafe(self._on_short, why)
+        except RuntimeError:
+            pass
 
     def _tell_failure(self, fault: StoreFailed) -> None:
         try:

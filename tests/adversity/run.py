@@ -1,0 +1,57 @@
+"""Adversities by command: each does something bad to a real broker, and sees that the promises hold.
+
+    scripts/adversity                             all of them, the long form: about ten minutes
+    scripts/adversity --minutes 2 slow-disk full-disk
+    scripts/adversity --seed 7 kills
+
+What each of them promises is in docs/reliability.md. Ends with 1 if something was not as promised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import uvloop
+
+from tests.adversity.trials import ADVERSITIES, endure
+
+LONG_MINUTES = 10.0  # what the long form of all of them takes
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Do bad things to a broker, and see that its promises hold.")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(ADVERSITIES)}; all unless given"
+    )
+    parser.add_argument("--minutes", type=float, default=LONG_MINUTES, help="about how long all of them take")
+    parser.add_argument("--seed", type=int, default=1, help="of every choice that is made by lot")
+    told = parser.parse_args()
+    unknown = [name for name in told.names if name not in ADVERSITIES]
+    if unknown:
+        parser.error(f"there is no {unknown[0]!r}; there are {', '.join(ADVERSITIES)}")
+    failed = 0
+    for name in told.names or ADVERSITIES:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="sluice-adversity-") as folder:
+            try:
+                ground = uvloop.run(endure(name, Path(folder), told.seed, told.minutes / LONG_MINUTES))
+                faults, seen = ground.faults, ground.seen
+            except Exception:
+                faults, seen = [traceback.format_exc()], []
+            took = time.monotonic() - began
+            print(f"{'FAULT' if faults else 'ok':<6}{name} ({took:.0f} s, seed {told.seed})", flush=True)
+            for line in seen:
+                print(f"      {line}", flush=True)
+            for line in faults[:20]:
+                print(f"      FAULT: {line}", flush=True)
+            failed += bool(faults)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""A disk and a clock that do as the test says, for a broker in a process of its own: shim.c, compiled when needed.
+
+    shim = Shim(folder)
+    broker = Broker(folder, "", (), shim.environ)
+    shim.order(sync_delay=200_000)
+    shim.order(room=0)              # from the next write on the disk is full
+
+It needs a C compiler and no rights.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import subprocess
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+from tests.services import need_program
+
+SOURCE = Path(__file__).with_name("shim.c")
+ORDERS = (
+    "sync_delay",  # microseconds
+    "write_delay",
+    "room",  # bytes; -1: no end to it
+    "write_errno",  # what writes fail with; 0: they do not
+    "sync_errno",
+    "read_errno",
+    "good_reads",  # that succeed before the first one fails
+    "create_errno",
+    "wall_offset",  # seconds
+    "failures",  # calls that were made to fail so far
+)
+
+
+@cache
+def library() -> Path:
+    """The compiled shim, made once for this run."""
+    path = Path(mkdtemp(prefix="sluice-shim-")) / "shim.so"
+    compiler = need_program("gcc")
+    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", path, SOURCE, "-ldl"], check=True)
+    return path
+
+
+class Shim:
+    def __init__(self, folder: Path) -> None:
+        path = folder / "orders"
+        path.write_bytes(bytes(8 * len(ORDERS)))
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 8 * len(ORDERS))
+        self.environ = {"LD_PRELOAD": str(library()), "SHIM_ORDERS": str(path)}
+        self.heal()
+
+    def order(self, **orders: int) -> None:
+        """By the names of ORDERS; it counts from the next call of the broker on."""
+        for name, value in orders.items():
+            struct.pack_into("<q", self._map, 8 * ORDERS.index(name), value)
+
+    def heal(self) -> None:
+        """Everything as it should be."""
+        self.order(**{name: -1 if name == "room" else 0 for name in ORDERS})
+
+    def told(self, name: str) -> int:
+        value: int = struct.unpack_from("<q", self._map, 8 * ORDERS.index(name))[0]
+        return value

@@ -1,0 +1,19 @@
+"""`kill -9`, again and again: the storm of tests/durable/crash.py; test_crashes.py beside that is its short form."""
+
+from __future__ import annotations
+
+from tests.adversity.ground import Ground
+from tests.durable.crash import crash
+
+
+async def kills(ground: Ground) -> None:
+    """Publishers with confirms, consumers that ack and nack, a lasting session, and kills at random moments."""
+    rounds = ground.size(3, 50)
+    ledger = await crash(ground.folder, rounds=rounds, seconds=0.7, seed=ground.seed)
+    ground.faults += ledger.faults
+    ground.note(
+        f"{rounds} kills under load: {len(ledger.confirmed):,} messages confirmed, "
+        f"{len(ledger.settled):,} acks answered, {len(ledger.plain_confirmed):,} for a lasting session; "
+        f"{ledger.redelivered:,} delivered again, "
+        f"none lost, none after its ack was answered, none before an earlier one of its key"
+    )
