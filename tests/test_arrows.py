@@ -20,7 +20,6 @@ FLOOR = frozenset({"", "message", "errors", "clock", "metrics", "notation"})
 ARROWS: dict[str, frozenset[str]] = {
     "wire": frozenset(),
     "store": frozenset(),
-    "cluster": frozenset(),
     "logs": frozenset(),
     "fields": frozenset(),
     "schema": frozenset(),
@@ -29,7 +28,8 @@ ARROWS: dict[str, frozenset[str]] = {
     "client": frozenset({"wire"}),
     "worker": frozenset({"client"}),
     "spark": frozenset({"client"}),
-    "broker": frozenset({"wire", "queues", "cluster"}),
+    "broker": frozenset({"wire", "queues"}),
+    "cluster": frozenset({"broker", "queues", "store", "wire", "fields"}),
     "access": frozenset({"broker", "wire", "fields"}),
     "bulk": frozenset({"queues", "store"}),
     "admin": frozenset({"access", "broker", "queues", "cluster", "bulk"}),
