@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 30.0
 async def until(condition: Callable[[], Any], what: str = "") -> None:
     """Wait until it is so; the machine may be busy."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  whatever it is
             await asyncio.sleep(0.005)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 import trustme
@@ -201,8 +202,12 @@ async def test_a_fault_at_one_end_ends_its_line_alone(pair: Pair, caplog: pytest
 
 
 @pytest.fixture(scope="module")
-def authority() -> Iterator[trustme.CA]:
-    yield trustme.CA()
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def has(end: End, data: bytes) -> bool:
+    return end.data == data
 
 
 def tls_of(authority: trustme.CA, trusted: trustme.CA) -> LinkTls:
@@ -215,7 +220,7 @@ async def test_nodes_that_know_each_others_authority_talk_over_tls(authority: tr
     async for pair in make_pair(tls_of(authority, authority), tls_of(authority, authority)):
         near, far = await pair.line()
         near.line.write(b"secret")
-        await until(lambda far=far: far.data == b"secret")
+        await until(partial(has, far, b"secret"))
 
 
 @pytest.mark.parametrize("stranger", ["plain", "another authority"])
@@ -223,7 +228,7 @@ async def test_a_stranger_gets_no_line_over_tls(authority: trustme.CA, stranger:
     tls = None if stranger == "plain" else tls_of(trustme.CA(), authority)
     async for pair in make_pair(tls, tls_of(authority, authority)):
         end = pair.dial()
-        await until(lambda end=end: end.lost)
+        await until(partial(getattr, end, "lost"))
         assert end.transport is None
         assert pair.second.greetings == []
 
