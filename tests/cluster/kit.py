@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sluice.cluster.coordinator import NodeInfo
-from sluice.cluster.lines import LineTransport
+from sluice.cluster.lines import THE_NODE, LineTransport
 from sluice.cluster.link import RemoteLines
 from sluice.cluster.stream import LinkOptions, LinkTls
 from sluice.notation import Address
@@ -69,6 +69,7 @@ class LinkedNode:
         self.id = f"{name}-1"
         self.answering: list[End] = []  # the ends of lines that others have dialled
         self.greetings: list[tuple[int, bytes]] = []
+        self.callers: list[str] = []
         self.gone: list[str] = []
         self.cells: set[int] = set()
         self.make_end: Callable[[], End] = End
@@ -77,9 +78,10 @@ class LinkedNode:
         self.lines.accept = self._accept
         self.lines.on_gone = self.gone.append
 
-    def _accept(self, cell: int, greeting: bytes) -> End | None:
+    def _accept(self, cell: int, greeting: bytes, node_id: str) -> End | None:
         self.greetings.append((cell, greeting))
-        if cell not in self.cells:
+        self.callers.append(node_id)
+        if cell not in self.cells and cell != THE_NODE:
             return None
         self.answering.append(self.make_end())
         return self.answering[-1]

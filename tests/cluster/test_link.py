@@ -9,7 +9,7 @@ import pytest
 import trustme
 
 from sluice.cluster.coordinator import NodeInfo
-from sluice.cluster.lines import LineLost, NoOwner
+from sluice.cluster.lines import THE_NODE, LineLost, NoOwner
 from sluice.cluster.stream import LinkTls
 from tests.cluster.kit import End, LinkedNode, until
 from tests.fault_proxy import FaultProxy
@@ -71,6 +71,15 @@ async def test_bytes_go_both_ways_in_order(pair: Pair) -> None:
     far.line.write(b"answer")
     await until(lambda: near.data == b"answer")
     await until(lambda: far.data == b"".join(b"%d," % nth for nth in range(100)))
+
+
+async def test_a_node_can_be_called_itself_and_knows_who_calls(pair: Pair) -> None:
+    end, nobody = End(), End()
+    pair.first.lines.dial_node(pair.second.id, b"to you", end)
+    pair.first.lines.dial_node("nobody-1", b"to you", nobody)
+    await until(lambda: end.transport and nobody.lost)
+    assert pair.second.greetings == [(THE_NODE, b"to you")]
+    assert pair.second.callers == [pair.first.id]
 
 
 async def test_lines_do_not_mix(pair: Pair) -> None:

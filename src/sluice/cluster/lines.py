@@ -7,7 +7,7 @@ the cell may be in another process is known to `link` alone, that it may be in t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from sluice.errors import SluiceError
 
@@ -53,7 +53,11 @@ class LineProtocol(Protocol):
     def resume_writing(self) -> None: ...
 
 
-Accept = Callable[[int, bytes], LineProtocol | None]  # a cell and a greeting; None: not here
+THE_NODE: Final = -1  # instead of a cell, for what is the business of a node as a whole
+
+Accept = Callable[
+    [int, bytes, str], LineProtocol | None
+]  # a cell, a greeting, the id of who dials; None: not here
 
 
 class Lines(Protocol):
@@ -64,3 +68,6 @@ class Lines(Protocol):
     def dial(self, cell: int, greeting: bytes, protocol: LineProtocol) -> None:
         """Open a line to the owner of a cell. `connection_made` comes when the owner has accepted; `connection_lost`
         without it, and with a LineLost, when it cannot be."""
+
+    def dial_node(self, node_id: str, greeting: bytes, protocol: LineProtocol) -> None:
+        """The same to a node, whatever cells it has: there it is asked to accept a line to `THE_NODE`."""

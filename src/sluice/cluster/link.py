@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from sluice.cluster.coordinator import NodeInfo
-from sluice.cluster.lines import Accept, LineProtocol, NoOwner
+from sluice.cluster.lines import THE_NODE, Accept, LineLost, LineProtocol, NoOwner
 from sluice.cluster.stream import OPTIONS, LinkOptions, Stream, bind_port, open_channel
 from sluice.cluster.trunk import Trunk
 from sluice.notation import Address, parse_address
@@ -28,7 +28,7 @@ RETRY_SECONDS: Final = (0.05, 1.0)  # between attempts: the first, and the longe
 STALE: Final = 3.0  # silences after which a stream is made anew, because a line may die without a word
 
 
-def refuse_line(cell: int, greeting: bytes) -> LineProtocol | None:
+def refuse_line(cell: int, greeting: bytes, node_id: str) -> LineProtocol | None:
     return None
 
 
@@ -109,6 +109,14 @@ class RemoteLines:
             loop.call_soon(protocol.connection_lost, NoOwner(cell))
         else:
             call.trunk.dial(cell, greeting, protocol)
+
+    def dial_node(self, node_id: str, greeting: bytes, protocol: LineProtocol) -> None:
+        call = self._calls.get(node_id)
+        if call is None:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(protocol.connection_lost, LineLost(f"node {node_id} is not in the cluster"))
+        else:
+            call.trunk.dial(THE_NODE, greeting, protocol)
 
     def new_stream(self, node_id: str, accept: Accept | None) -> Stream:
         return Stream(node_id, accept, self.options.heartbeat, self._heard)

@@ -4,7 +4,7 @@ A trunk is one end. What it has to say collects as frames; whoever has the strea
 lines of a turn leave in one message. What comes is worked off frame by frame.
 
       u8 kind   u32 line   u32 size   body
-      OPEN      cell (u32) and greeting        from the end that dials
+      OPEN      cell (i32) and greeting        from the end that dials
       OPENED    -                              the other has accepted
       DATA      bytes                          never more than the other end has given credit for
       CREDIT    u32                            so many bytes more may be sent
@@ -44,6 +44,7 @@ WRITE_HIGH: Final = 65_536  # unsent bytes of a line from which on its writer is
 
 _HEAD: Final = Struct(">BII")
 _U32: Final = Struct(">I")
+_CELL: Final = Struct(">i")
 
 
 class TrunkBroken(SluiceError):
@@ -76,7 +77,7 @@ class Trunk:
         self._last_line += 1
         line = Line(self, self._last_line, protocol)
         self.lines[line.number] = line
-        self.send(OPEN, line.number, _U32.pack(cell) + greeting)
+        self.send(OPEN, line.number, _CELL.pack(cell) + greeting)
 
     def send(self, kind: int, line: int, body: bytes = b"") -> None:
         if not self._frames:
@@ -126,12 +127,12 @@ class Trunk:
                     line.receive(kind, body)
 
     def _opened_by_peer(self, number: int, body: bytes) -> None:
-        if self._accept is None or len(body) < _U32.size:
+        if self._accept is None or len(body) < _CELL.size:
             raise TrunkBroken("a line is opened from the wrong end")
-        cell = int(_U32.unpack_from(body)[0])
-        protocol = self._accept(cell, body[_U32.size :])
+        cell = int(_CELL.unpack_from(body)[0])
+        protocol = self._accept(cell, body[_CELL.size :], self.peer)
         if protocol is None:
-            self.send(CLOSE, number, NOT_HERE + _U32.pack(cell))
+            self.send(CLOSE, number, NOT_HERE + _CELL.pack(cell))
             return
         line = Line(self, number, protocol)
         self.lines[number] = line
@@ -314,5 +315,5 @@ def _fault_of(body: bytes) -> Exception | None:
     if how == IN_ORDER:
         return None
     if how == NOT_HERE:
-        return NoOwner(int(_U32.unpack(body[1:5])[0]), "it is not with that node")
+        return NoOwner(int(_CELL.unpack(body[1:5])[0]), "it is not with that node")
     return LineLost(body[1:].decode(errors="replace"))
