@@ -88,6 +88,9 @@ class House:
         self._on_opened: Callable[[], None] | None = None
         self._polling: asyncio.TimerHandle | None = None
         self.failure: Exception | None = None
+        self.furnish: Callable[[], None] | None = (
+            None  # called when the doors are there and nobody has come yet
+        )
 
     async def open(self) -> None:
         """Bring back what the store holds, before any client can come in."""
@@ -140,6 +143,8 @@ class House:
             runner.on_made = router.door.appeared
             router.door.admin = AdminTopics(router, router.door, broker.scheduler)
             router.door.responses = Responses(router, broker.scheduler)
+            if self.furnish is not None:
+                self.furnish()
             router.door.bindings_changed()
             self._check_owners(router.door.ecq)
         router.keeper.restore(await kept, router, broker.registry)

@@ -88,6 +88,7 @@ class Handshake:
         )
         session, connack.session_present = self._broker.registry.open(connection, client_id, packet.clean)
         session.version = packet.version
+        session.foreign = connection.trusted
         session.grant = verdict.grant
         session.user = verdict.user
         if verdict.grant is not None and connack.session_present:

@@ -148,6 +148,7 @@ class Keeper:
         session.version = told["version"]
         session.expiry = told["expiry"]
         session.user = told.get("user")
+        session.foreign = told.get("foreign", False)
         for name, qos, no_local, as_published, handling, identifier in told["subscriptions"]:
             subscription = Subscription(
                 session, name.encode(), qos, no_local, as_published, handling, identifier
@@ -252,4 +253,6 @@ def encode_session(session: Session) -> bytes:
         "subscriptions": subscriptions,
         "queues": queues,
     }
+    if session.foreign:
+        told["foreign"] = True
     return json.dumps(told, separators=(",", ":")).encode()

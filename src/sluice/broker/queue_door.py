@@ -51,6 +51,7 @@ from sluice.errors import (
     InvalidQueueConfig,
     InvalidQueueName,
     QueueError,
+    StaleDelivery,
     UnknownDelivery,
     UnknownGroup,
 )
@@ -147,7 +148,7 @@ class QueueDoor:
         self._begin()
         known = self._topics.get(topic)
         if known is None:
-            if self.abroad is not None:
+            if self.abroad is not None and not session.foreign:
                 cell = self.abroad.cell_for(topic, packet.payload)
                 if cell >= 0:
                     known = self._parse(topic)
@@ -393,7 +394,12 @@ class QueueDoor:
 
     def _settle_one(self, verb: i64, group: Group, name: bytes, token: i64, client: str) -> None:
         engine = self.engine
-        lease = engine.lease_of(group, name, token, client)
+        try:
+            lease = engine.lease_of(group, name, token, client)
+        except (UnknownDelivery, StaleDelivery):
+            if verb == ACK and engine.finish_late(group, name, token, client):
+                return
+            raise
         if verb == ACK:
             engine.ack(lease)
         elif verb == NACK:
@@ -454,7 +460,7 @@ class QueueDoor:
         if begins(topic_filter, ECQ_PREFIX):
             self.ecq.rejoin(session, wishes)
             return
-        if self.abroad is not None and self.abroad.is_far(topic_filter):
+        if self.abroad is not None and not session.foreign and self.abroad.is_far(topic_filter):
             self.abroad.rejoin(session, topic_filter, qos, wishes)
             if not self.abroad.is_near(topic_filter):
                 return
@@ -470,7 +476,7 @@ class QueueDoor:
         if begins(topic_filter, ECQ_PREFIX):
             return self.ecq.unsubscribe(session, topic_filter)
         self._begin()
-        if self.abroad is not None and self.abroad.is_far(topic_filter):
+        if self.abroad is not None and not session.foreign and self.abroad.is_far(topic_filter):
             self.abroad.legs_of(session).unsubscribe(topic_filter)
         return self.members.unsubscribe(session, topic_filter)
 

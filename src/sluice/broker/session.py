@@ -74,6 +74,9 @@ class Session(Publisher):
         self._epoch: i64 = 0  # counts connections: see `tag`
         self.by_queue: dict[str, QueueConsumer] = {}
         self.starving: Starving | None = None  # those of them that found the line full
+        self.foreign: bool = (
+            False  # its home is another cell: what it asks for here is meant for this cell alone
+        )
         self.legs: Legs | None = None  # its lines to other cells of a cluster
         self.reader: OwnedReader | None = None  # while it is subscribed to its exclusive queue
         self.queue_requests: dict[

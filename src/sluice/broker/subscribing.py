@@ -39,7 +39,13 @@ def subscribe(session: Session, packet: Subscribe, connection: Connection) -> No
         reason, text = _judge(session, request)
         topic_filter = request.topic_filter
         abroad = session.router.abroad
-        if reason < 0x80 and door is not None and abroad is not None and abroad.is_far(topic_filter):
+        if (
+            reason < 0x80
+            and door is not None
+            and abroad is not None
+            and not session.foreign
+            and abroad.is_far(topic_filter)
+        ):
             _subscribe_far(session, request, reason, packet.properties, identifier, answer)
             continue
         if reason < 0x80 and door is not None and topic_filter.startswith(b"$queue/"):

@@ -174,7 +174,7 @@ class Bridge:
     def _hear_answer(self, body: bytes) -> None:
         number, taken = struct.unpack_from(">II", body)
         gone, at = frames.read_goals(body, 8)
-        goals, spread = self._publishes.pop(number, ([], None))
+        _, spread = self._publishes.pop(number, ([], None))
         if spread is not None:
             for goal in gone:
                 self._node.send_again(goal, spread)

@@ -2,9 +2,12 @@
 
     length u32 | kind u8 | body
 
-    INTEREST   u32 number, u16 cell, u8 1: all of it, JSON {filter: count}      KNOWN   u32 number
-    PUBLISH    u32 id (0: no answer), goals, PUBLISH packet                       ANSWER  u32 id, u32 taken, goals that are not here, why
-    LOOKUP     u32 id, cells, filter                                              FOUND   u32 id, cells that are not here, PUBLISH packets
+    INTEREST   u32 number, u16 cell, u8 1: all of it, JSON {filter: count}
+    KNOWN      u32 number
+    PUBLISH    u32 id (0: no answer), goals, PUBLISH packet
+    ANSWER     u32 id, u32 taken, goals that are not here, why
+    LOOKUP     u32 id, goals, filter
+    FOUND      u32 id, goals that are not here, PUBLISH packets
     WILL       u16 cell, PUBLISH packet
 
 A goal is a cell and the shared subscriptions of it that one member each is to be chosen for.

@@ -56,6 +56,12 @@ class LocalEnd:
     def abort(self) -> None:
         self.cut(None)
 
+    def set_protocol(self, protocol: LineProtocol) -> None:
+        self._protocol = protocol
+
+    def can_write_eof(self) -> bool:
+        return False
+
     def is_closing(self) -> bool:
         return self._closing
 

@@ -107,6 +107,7 @@ class Runner:
         engine.now = self._clock()
         # Tokens of an earlier life must not fit: they begin with the time, and a lot for two starts in one moment.
         engine.next_token = (int(engine.now * 1000.0) << 20) + int(engine.draw() * 1_048_576.0)
+        engine.first_token = engine.next_token
         loader = EngineLoader(engine, parse)
         recovery = self._store.open(loader)
         loader.finish()
