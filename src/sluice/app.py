@@ -13,7 +13,7 @@ import resource
 import signal
 import ssl
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,12 @@ LAST_WORDS_SECONDS = 2.0  # what a stop waits for clients to read our DISCONNECT
 def serve(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT."""
     sys.setswitchinterval(SWITCH_SECONDS)
-    uvloop.run(run(settings))
+    if settings.cluster.coordinator == "off":
+        uvloop.run(run(settings))
+    else:
+        from sluice import clustered  # gRPC and all that, for those who are not alone
+
+        uvloop.run(clustered.run(settings))
 
 
 async def run(settings: Settings) -> None:
@@ -65,7 +70,7 @@ async def run(settings: Settings) -> None:
     admin: AdminThread | None = None
     try:
         await house.open()
-        await open_doors(settings, broker, doors)
+        await open_listeners(settings, broker.connect, doors)
         admin = admin_thread(settings, house, keyring)
         opened: list[Door | OpenDoor] = [*doors, *(await admin.start() if admin is not None else [])]
         SysTopics(broker, __version__).start()
@@ -85,7 +90,7 @@ async def run(settings: Settings) -> None:
     log.info("stopped")
 
 
-async def open_doors(settings: Settings, broker: Broker, doors: list[Door]) -> None:
+async def open_listeners(settings: Settings, connect: Callable[[], object], doors: list[Door]) -> None:
     """Open every listener that has an address, adding it to `doors` at once: what is open is closed, come what may."""
     listen = settings.listen
     tls = tls_context(settings) if listen.mqtts or listen.wss else None
@@ -100,7 +105,7 @@ async def open_doors(settings: Settings, broker: Broker, doors: list[Door]) -> N
                 name,
                 address.host,
                 address.port,
-                broker.connect,
+                connect,
                 context,
                 settings.mqtt.max_packet_size,
                 settings.mqtt.connect_timeout,

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+LEAST_CACHE = 4 << 20  # bytes of bodies that a cell may keep at hand, however many cells there are
 SETTLE_SECONDS = 0.005  # what acknowledgements of work may wait for a frame to ride in
 
 
@@ -98,7 +99,10 @@ class House:
         loop = asyncio.get_running_loop()
         broker = self._broker
         turn = broker.turn
-        engine = Engine(self._rules_for, random.random, self._settings.queues.cache_bytes, ZstdCodec())
+        cache = self._settings.queues.cache_bytes
+        if self._place is not None:
+            cache = max(cache // self._settings.cluster.cells, LEAST_CACHE)
+        engine = Engine(self._rules_for, random.random, cache, ZstdCodec())
         engine.exclusive.rules = exclusive_rules(self._settings)
         runner = Runner(
             engine,
@@ -159,6 +163,12 @@ class House:
         seconds = self._settings.ecq.check_interval
         check = Repeated(seconds, lambda: door.heal(list(registry.sessions.values())))
         self._broker.scheduler.wake_at(self._broker.turn.now + seconds, check)
+
+    @property
+    def service(self) -> AdminService:
+        """What the admin doors ask, once the house is open."""
+        assert self._admin is not None
+        return self._admin
 
     def desk(self) -> Desk:
         """Where the admin doors put their questions, once the house is open."""
@@ -259,13 +269,14 @@ class House:
         self.failure = fault
         self._on_failure()
 
-    async def close(self) -> None:
+    async def close(self, keep: bool = True) -> None:
+        """Without `keep`: the store is not ours any more, and what is not in it yet was promised to nobody."""
         await self._alerts.close()
         runner = self._runner
         if self._polling is not None:
             self._polling.cancel()
         if runner is not None:
-            if self.failure is None:
+            if self.failure is None and keep:
                 kept = asyncio.Event()
                 runner.when_kept(kept.set)
                 elsewhere = self._settings.store not in ("embedded", "memory")
@@ -275,7 +286,7 @@ class House:
             if self._place is None:
                 runner.close()
             else:
-                close_store = runner.finish()
+                close_store = runner.finish(keep)
                 if close_store is not None:
                     await asyncio.get_running_loop().run_in_executor(None, close_store)
 

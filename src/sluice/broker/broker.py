@@ -101,7 +101,12 @@ class Broker:
             if self.has_room_for is None or self.has_room_for(name):
                 return name
 
-    def stop(self, when_empty: Callable[[], object]) -> None:
+    def stop(
+        self,
+        when_empty: Callable[[], object],
+        reason: int = SERVER_SHUTTING_DOWN,
+        why: str = "the server is shutting down",
+    ) -> None:
         """Tell every client that the server goes away, and call back when the last one has left."""
         self.stopping = True
         self._when_empty = when_empty
@@ -109,7 +114,7 @@ class Broker:
         if not self.connections:
             when_empty()
         for connection in list(self.connections):
-            connection.end(SERVER_SHUTTING_DOWN, "the server is shutting down")
+            connection.end(reason, why)
 
     def close(self) -> None:
         """The end: nothing waits any more, and whoever has not read our last words is cut off."""

@@ -397,7 +397,7 @@ class QueueDoor:
         try:
             lease = engine.lease_of(group, name, token, client)
         except (UnknownDelivery, StaleDelivery):
-            if verb == ACK and engine.finish_late(group, name, token, client):
+            if verb == ACK and engine.finish_late(group, name, token):
                 return
             raise
         if verb == ACK:

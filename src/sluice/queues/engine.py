@@ -344,9 +344,9 @@ class Engine:
         lease.cursor.group.queue.process_latency.add(self.now - lease.last_at)
         settling.finish(self, lease, ACKED)
 
-    def finish_late(self, group: Group, name: bytes, token: i64, client: str) -> bool:
+    def finish_late(self, group: Group, name: bytes, token: i64) -> bool:
         """Done, and nothing is known of the delivery: whether it counts all the same."""
-        return settling.finish_late(self, group, name, token, client)
+        return settling.finish_late(self, group, name, token)
 
     def nack(self, lease: Lease, delay: float, description: str) -> None:
         """Failed: again after its backoff, or after `delay` seconds when that is not negative."""

@@ -429,9 +429,9 @@ class Runner:
         if close_store is not None:
             close_store()
 
-    def finish(self) -> Callable[[], None] | None:
+    def finish(self, keep: bool = True) -> Callable[[], None] | None:
         """The end as far as the loop has to do with it. What is left, closing the store, blocks and may be called in
-        another thread."""
+        another thread. Without `keep`, what is not in the store yet is dropped: nobody was told that it is."""
         for timer in (self._timer, self._settle_timer, self._room_timer, self._look_timer):
             if timer is not None:
                 timer.cancel()
@@ -442,7 +442,7 @@ class Runner:
         if self._closed:
             return None
         self._closed = True
-        if not self._held:
+        if keep and not self._held:
             frame = self.engine.take_frame()
             if frame.count:
                 self._hand_over(frame)

@@ -48,9 +48,9 @@ def lease_of(engine: Engine, group: Group, name: bytes, token: i64, client: str)
     raise StaleDelivery(name.decode("utf-8", "replace"))
 
 
-def finish_late(engine: Engine, group: Group, name: bytes, token: i64, client: str) -> bool:
+def finish_late(engine: Engine, group: Group, name: bytes, token: i64) -> bool:
     """Done, says a consumer whose delivery was made before the queue had its present owner or the server its present
-    life: no record tells of it. Late work is work, unless somebody else has the message by now; whether it counted."""
+    life: no record tells of it. Late work is work, unless somebody has the message again by now; whether it counted."""
     if not 0 < token < engine.first_token:
         return False
     pid, seq = parse_message_id(name)
@@ -64,7 +64,7 @@ def finish_late(engine: Engine, group: Group, name: bytes, token: i64, client: s
     if lease is None:
         take_from(engine, cursor, seq, ACKED, None)
         return True
-    if lease.state == LEASED and lease.holder != client:
+    if lease.state == LEASED:
         return False
     finish(engine, lease, ACKED)
     return True

@@ -1,0 +1,164 @@
+"""A node of a cluster: puts the rooms together as `app` does for a broker alone, with many cells in the place of one.
+
+    doors ─▶ fronts ─▶ cells of this node, or lines to those of others
+    coordinator ─▶ cells: which of them are opened and closed here
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+
+from sluice.app import (
+    access_of,
+    allow_many_connections,
+    limits_from,
+    log_event,
+    open_listeners,
+    quiet_collector,
+    ready_line,
+)
+from sluice.broker.broker import Broker
+from sluice.broker.listener import Door
+from sluice.cluster.cell import Cell
+from sluice.cluster.cells import Cells, owner_of
+from sluice.cluster.coordinator import CoordinatorError, NodeInfo
+from sluice.cluster.front import Front
+from sluice.cluster.detection import Watch
+from sluice.cluster.joining import make_coordinator, make_lines, node_info
+from sluice.cluster.node import Node
+from sluice.config import Settings
+from sluice.house import House, Place
+
+log = logging.getLogger(__name__)
+
+REJOIN_SECONDS = 0.2  # between attempts to come back into the cluster
+READY_SECONDS = 30.0  # what a start waits for every cell of the cluster to have an owner
+
+
+async def run(settings: Settings) -> None:
+    """Until SIGTERM or SIGINT."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    allow_many_connections()
+    server = ClusterServer(settings)
+    loop.add_signal_handler(signal.SIGHUP, server.gate.look)
+    try:
+        await server.start()
+        quiet_collector()
+        print(ready_line(server.doors, settings.store), flush=True)
+        log.info("ready", extra={door.name: door.address for door in server.doors})
+        await stop.wait()
+        log.info("stopping", extra={"cells": len(server.cells.open)})
+    finally:
+        await server.stop()
+    log.info("stopped")
+
+
+class ClusterServer:
+    """One node, from its doors to its place in the cluster."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self.doors: list[Door] = []
+        self.gate, self.keyring = access_of(settings)
+        self.coordinator = make_coordinator(settings)
+        self.lines = make_lines(settings, self._owner)
+        self.node = Node(settings.cluster.cells, self._owner_id, self.lines)
+        self.cells = Cells(self.node, self.coordinator, self._make_broker, self._open_house)
+        self.houses: dict[int, House] = {}
+        self._limits = limits_from(settings)
+        self._watch = Watch(self.lines, self.coordinator, settings.cluster.heartbeat, settings.cluster.silence)
+        self._rejoining: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    def _owner(self, cell: int) -> NodeInfo | None:
+        return owner_of(self.coordinator, cell)
+
+    def _owner_id(self, cell: int) -> str | None:
+        node = owner_of(self.coordinator, cell)
+        return node.id if node is not None else None
+
+    # ---- coming
+
+    async def start(self) -> None:
+        settings = self._settings
+        self.gate.attach_many(lambda: [one.cell.broker for one in self.cells.open.values()], self._loop)
+        await open_listeners(settings, self._front, self.doors)
+        await self.lines.open()
+        self.lines.accept = self.node.accept
+        self.coordinator.on_change = self._changed
+        self.coordinator.on_lost = self._lost
+        await self._join()
+        self._watch.start()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(READY_SECONDS):
+                await self._settled()
+
+    async def _join(self) -> None:
+        """Become a node, as a new incarnation."""
+        me = node_info(self._settings, self.lines, {door.name: door.address for door in self.doors})
+        self.lines.join(me.id)
+        await self.coordinator.start(me)
+        self.cells.me = me
+        self._changed()
+
+    async def _settled(self) -> None:
+        """Every cell has an owner, and those that are wanted here are open."""
+        while not self.cells.is_settled():
+            await asyncio.sleep(0.02)
+
+    # ---- what happens
+
+    def _changed(self) -> None:
+        self.lines.meet(self.coordinator.nodes)
+        self.cells.look()
+
+    def _lost(self) -> None:
+        """Put out, or cut off from the coordinator: nothing is ours any more. We come back as somebody new."""
+        self.cells.drop_all()
+        self.lines.leave()
+        if not self._stopping and (self._rejoining is None or self._rejoining.done()):
+            self._rejoining = self._loop.create_task(self._rejoin())
+
+    async def _rejoin(self) -> None:
+        while True:
+            try:
+                await self._join()
+                return
+            except CoordinatorError as fault:
+                log.warning("not in the cluster", extra={"fault": str(fault)})
+                await asyncio.sleep(REJOIN_SECONDS)
+
+    def _front(self) -> Front:
+        return Front(self.node, int(self._limits.max_packet_size), self._limits.connect_timeout)
+
+    def _make_broker(self) -> Broker:
+        return Broker(self._loop, self._limits, self.gate, log_event)
+
+    async def _open_house(self, number: int, cell: Cell, seize: bool, failed: Callable[[], None]) -> House:
+        house = House(self._settings, cell.broker, failed, Place(number, seize))
+        house.furnish = cell.furnish
+        await house.open()
+        return house
+
+    # ---- going
+
+    async def stop(self) -> None:
+        """A planned leave: no new clients, every cell handed over, then the rest."""
+        self._stopping = True
+        if self._rejoining is not None:
+            self._rejoining.cancel()
+        for door in self.doors:
+            door.server.close()
+        self._watch.stop()
+        await self.cells.leave()
+        await self.coordinator.stop()
+        await self.lines.close()
+        self.gate.close()
