@@ -38,7 +38,7 @@ ARROWS: dict[str, frozenset[str]] = {
 }
 
 # These put the rooms together and may know them all.
-BUILDERS = frozenset({"app", "cli", "config", "config_sources", "__main__"})
+BUILDERS = frozenset({"app", "house", "cli", "config", "config_sources", "__main__"})
 
 
 def modules_below(sources: Path) -> dict[str, Path]:

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import os
-import random
 import resource
 import signal
 import ssl
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -26,50 +23,23 @@ from sluice import __version__
 from sluice.access.gate import Gate
 from sluice.access.identity import Keyring
 from sluice.access.start import access_for
-from sluice.admin.desk import Desk
-from sluice.admin.service import AdminService
-from sluice.alerts import AlertSender
-from sluice.broker.admin_topics import AdminTopics
 from sluice.broker.broker import Broker
-from sluice.broker.ecq_door import EcqDoor
-from sluice.broker.keeper import Keeper
 from sluice.broker.limits import Limits
 from sluice.broker.listener import Door, open_door
-from sluice.broker.queue_door import QueueDoor
-from sluice.broker.responses import Responses
-from sluice.broker.scheduler import Repeated
 from sluice.broker.sys_topics import SysTopics
-from sluice.clock import steady_time
 from sluice.config import Settings
-from sluice.errors import ConfigError, InvalidQueueConfig, StoreError, StoreFailed
+from sluice.errors import ConfigError, StoreError, StoreFailed
+from sluice.house import House
 from sluice.logs import hide_secrets
 from sluice.notation import Address
-from sluice.queues.compression import ZstdCodec
-from sluice.queues.config import read_config
-from sluice.queues.dead_letters import Alert
-from sluice.queues.engine import Engine
-from sluice.queues.exclusive import ExclusiveRules
-from sluice.queues.keeping import Kept
-from sluice.queues.rules import Rules
-from sluice.queues.runner import Runner
-from sluice.queues.service import QueueService
-from sluice.schema import fault_of_schema, validator_of
-from sluice.store.embedded.store import EmbeddedStore
-from sluice.store.memory import MemoryStore
-from sluice.store.protocol import Store
-from sluice.wire import decode as wire_decode
-from sluice.wire.topics import matches
 
 if TYPE_CHECKING:
     from sluice.admin.grpc.server import GrpcTls
     from sluice.admin.thread import AdminThread, OpenDoor
-    from sluice.queues.meaning import QueueMeaning
-    from sluice.store.redis.store import RedisStore
 
 log = logging.getLogger(__name__)
 
 SWITCH_SECONDS = 0.0005  # how long the log writer waits for the loop to let it run, at most
-SETTLE_SECONDS = 0.005  # what acknowledgements of work may wait for a frame to ride in
 BODY_FRAME_BYTES = 65_536  # of a publish over HTTP: everything that is not its payload
 LAST_WORDS_SECONDS = 2.0  # what a stop waits for clients to read our DISCONNECT
 
@@ -90,7 +60,7 @@ async def run(settings: Settings) -> None:
     broker = Broker(loop, limits_from(settings), gate, log_event)
     gate.attach(broker, loop)
     loop.add_signal_handler(signal.SIGHUP, gate.look)
-    house = House(settings, broker, stop)
+    house = House(settings, broker, stop.set)
     doors: list[Door] = []
     admin: AdminThread | None = None
     try:
@@ -113,210 +83,6 @@ async def run(settings: Settings) -> None:
     if house.failure is not None:
         raise house.failure if isinstance(house.failure, StoreError) else StoreFailed(str(house.failure))
     log.info("stopped")
-
-
-class House:
-    """The queues and what they stand on: the store, the engine that it brings back to life, and their door."""
-
-    def __init__(self, settings: Settings, broker: Broker, stop: asyncio.Event) -> None:
-        self._settings = settings
-        self._broker = broker
-        self._stop = stop
-        self._alerts = AlertSender(allowed=settings.webhooks.allow)
-        self._runner: Runner | None = None
-        self._admin: AdminService | None = None
-        self._unavailable = ""
-        self._on_opened: Callable[[], None] | None = None
-        self._polling: asyncio.TimerHandle | None = None
-        self.failure: Exception | None = None
-
-    async def open(self) -> None:
-        """Bring back what the store holds, before any client can come in."""
-        check_templates(self._settings, self._alerts.guard.fault_of_url)
-        loop = asyncio.get_running_loop()
-        broker = self._broker
-        turn = broker.turn
-        engine = Engine(self._rules_for, random.random, self._settings.queues.cache_bytes, ZstdCodec())
-        engine.exclusive.rules = exclusive_rules(self._settings)
-        runner = Runner(
-            engine,
-            self._make_store(engine),
-            steady_time,
-            loop.call_later,
-            turn.send,
-            self._report,
-            SETTLE_SECONDS,
-            loop.call_soon,
-        )
-        recovery = runner.open(lambda name, text: read_config(json.loads(text), name).rules())
-        runner.on_broken = self._failed
-        if self._on_opened is not None:
-            self._on_opened()
-        self._runner = runner
-        log.info(
-            "store opened",
-            extra={
-                "store": hide_secrets(self._settings.store),
-                "segments": recovery.segments,
-                "messages": recovery.messages,
-                "torn_bytes": recovery.torn_bytes,
-            },
-        )
-        for note in recovery.notes:
-            log.warning(note)
-        kept: asyncio.Future[list[Kept]] = loop.create_future()
-        runner.restore(kept.set_result)
-        router = broker.router
-        router.keeper = Keeper(engine.keeping, turn)
-        turn.before_flush = runner.end_turn
-        runner.frame_taken = router.frame_taken
-        service = QueueService(engine, fault_of_schema, self._alerts.guard.fault_of_url)
-        door = QueueDoor(engine, turn, router.subscriptions, service, validator_of)
-        if self._settings.queues.enabled:
-            router.door = door
-            runner.on_made = router.door.appeared
-            router.door.admin = AdminTopics(router, router.door, broker.scheduler)
-            router.door.responses = Responses(router, broker.scheduler)
-            router.door.bindings_changed()
-            self._check_owners(router.door.ecq)
-        router.keeper.restore(await kept, router, broker.registry)
-        router.retained.forgotten = router.keeper.drop_retained
-        store = hide_secrets(self._settings.store)
-        direct = self._settings.store == "embedded"
-        self._admin = AdminService(engine, runner, door, broker, store, how_built(), direct=direct)
-
-    def _check_owners(self, door: EcqDoor) -> None:
-        """From time to time, whether every owner that is subscribed is also served."""
-        registry = self._broker.registry
-        seconds = self._settings.ecq.check_interval
-        check = Repeated(seconds, lambda: door.heal(list(registry.sessions.values())))
-        self._broker.scheduler.wake_at(self._broker.turn.now + seconds, check)
-
-    def desk(self) -> Desk:
-        """Where the admin doors put their questions, once the house is open."""
-        assert self._admin is not None
-        return Desk(self._admin, asyncio.get_running_loop())
-
-    def fault(self) -> str:
-        """What is wrong with the store, or nothing."""
-        return self._unavailable if self.failure is None else str(self.failure)
-
-    def _make_store(self, engine: Engine) -> Store:
-        loop = asyncio.get_running_loop()
-        if self._settings.store == "memory":
-            return MemoryStore(loop.call_soon)
-        if self._settings.store == "embedded":
-            return EmbeddedStore(str(self._settings.data), loop.call_soon_threadsafe, self._failed)
-        try:
-            from sluice.queues.meaning import QueueMeaning
-            from sluice.store.redis.options import Options
-            from sluice.store.redis.store import RedisStore
-        except ImportError as missing:
-            raise ConfigError(
-                f"the store in Redis needs packages that are not here: {missing.name}",
-                "Install sluice[redis]",
-            ) from missing
-        engine.keeps_last_values = False  # its streams forget what every group has settled
-        redis = self._settings.redis
-        meaning = QueueMeaning(engine)
-        store = RedisStore(
-            self._settings.store,
-            loop.call_soon_threadsafe,
-            self._failed,
-            on_stall=self._stalled,
-            meaning=meaning,
-            options=Options(
-                prefix=redis.prefix,
-                lease_seconds=redis.lease,
-                renew_seconds=redis.renew,
-                answer_seconds=redis.answer_timeout,
-                wait_seconds=redis.wait,
-                poll_seconds=redis.poll,
-                batch=redis.batch,
-                pending_scan_seconds=redis.pending_scan,
-                claim_idle_seconds=redis.claim_idle,
-                claim_batch=redis.claim_batch,
-                mover_batch=redis.mover_batch,
-                mover_seconds=redis.mover_interval,
-            ),
-        )
-        self._on_opened = partial(self._show, store, meaning, redis.poll)
-        return store
-
-    def _show(self, store: RedisStore, meaning: QueueMeaning, poll: float) -> None:
-        """The queues are back: show them to those who look into Redis, from now on."""
-        meaning.learn()
-        store.begin_showing()
-        self._follow(store, poll)
-
-    def _follow(self, store: RedisStore, poll: float) -> None:
-        store.look(steady_time())
-        self._polling = asyncio.get_running_loop().call_later(poll, self._follow, store, poll)
-
-    def _rules_for(self, name: str) -> tuple[Rules, str]:
-        """What a queue that comes into being is like: the first template whose pattern matches its name."""
-        for template in self._settings.queues.templates:
-            if matches(template.match.encode(), name.encode()):
-                config = read_config(template.config, name)
-                return config.rules(), config.text()
-        config = read_config({}, name)
-        return config.rules(), config.text()
-
-    def _report(self, alerts: list[Alert], warnings: list[str]) -> None:
-        for alert in alerts:
-            self._alerts.send(alert)
-        for warning in warnings:
-            log.warning(warning)
-
-    def _stalled(self, reason: str) -> None:
-        """The store takes no writes, or takes them again. What was acknowledged is safe; what is new is refused."""
-        if reason:
-            log.error(
-                "the store takes no writes: publishers are refused", extra={"reason": hide_secrets(reason)}
-            )
-        else:
-            log.warning("the store takes writes again")
-        self._unavailable = hide_secrets(reason)
-        assert self._runner is not None
-        self._runner.engine.unavailable = self._unavailable
-
-    def _failed(self, fault: Exception) -> None:
-        """The disk has failed us: nothing more is acknowledged, and a restart recovers what was."""
-        log.critical("the store has failed", extra={"fault": str(fault)})
-        self.failure = fault
-        self._stop.set()
-
-    async def close(self) -> None:
-        await self._alerts.close()
-        runner = self._runner
-        if self._polling is not None:
-            self._polling.cancel()
-        if runner is not None:
-            if self.failure is None:
-                kept = asyncio.Event()
-                runner.when_kept(kept.set)
-                elsewhere = self._settings.store not in ("embedded", "memory")
-                with suppress(TimeoutError):  # nobody was told that the rest is kept
-                    async with asyncio.timeout(self._settings.redis.wait if elsewhere else None):
-                        await kept.wait()
-            runner.close()
-
-
-def check_templates(settings: Settings, fault_of_webhook: Callable[[str], str]) -> None:
-    """A template that cannot be used is told at the start, not to the first publisher whose queue it is for."""
-    for template in settings.queues.templates:
-        try:
-            rules = read_config(template.config, "any").rules()
-            fault = fault_of_schema(rules.schema) if rules.schema else ""
-            if not fault and rules.alert_webhook:
-                fault = fault_of_webhook(rules.alert_webhook)
-        except InvalidQueueConfig as error:
-            fault = str(error)
-        if fault:
-            raise ConfigError(
-                f"queues.templates: the one for {template.match!r} cannot be used: {fault}",
-                "Mend the template",
-            )
 
 
 async def open_doors(settings: Settings, broker: Broker, doors: list[Door]) -> None:
@@ -389,19 +155,6 @@ def limits_from(settings: Settings) -> Limits:
     return limits
 
 
-def exclusive_rules(settings: Settings) -> ExclusiveRules:
-    """How exclusive compacted queues behave. Of the room for bodies they have a quarter."""
-    told = settings.ecq
-    rules = ExclusiveRules()
-    rules.retention = told.retention
-    rules.sweep_interval = told.sweep_interval
-    rules.max_message_size = told.max_message_size
-    rules.max_keys = told.max_keys
-    rules.sync = told.durability == "sync"
-    rules.cache_bytes = settings.queues.cache_bytes // 4
-    return rules
-
-
 def access_of(settings: Settings) -> tuple[Gate, Keyring]:
     """Who may come in by which door. Nobody has to say who they are on loopback; beyond it, a door for which nobody
     could is not opened."""
@@ -444,11 +197,6 @@ def grpc_tls(settings: Settings) -> GrpcTls:
 def ready_line(doors: Sequence[Door | OpenDoor], store: str) -> str:
     parts = [f"sluice {__version__} ready", *(f"{door.name}={door.address}" for door in doors)]
     return " ".join([*parts, f"store={hide_secrets(store)}", f"pid={os.getpid()}"])
-
-
-def how_built() -> str:
-    """`compiled` when the rooms on the path of a message are native code, else `interpreted`."""
-    return "interpreted" if (wire_decode.__file__ or "").endswith(".py") else "compiled"
 
 
 def log_event(event: str, facts: dict[str, object]) -> None:

@@ -51,6 +51,7 @@ class Broker:
         self.connections: set[Connection] = set()
         self.started_at: float = self.turn.now
         self.stopping: bool = False
+        self.has_room_for: Callable[[str], bool] | None = None  # in a cluster: whether a client id lies here
         self._when_empty: Callable[[], object] | None = None
 
     def connect(self) -> Connection:
@@ -95,7 +96,10 @@ class Broker:
 
     def make_client_id(self) -> str:
         """A name for a client that has none; 96 random bits do not meet twice."""
-        return f"sluice-{secrets.token_hex(12)}"
+        while True:
+            name = f"sluice-{secrets.token_hex(12)}"
+            if self.has_room_for is None or self.has_room_for(name):
+                return name
 
     def stop(self, when_empty: Callable[[], object]) -> None:
         """Tell every client that the server goes away, and call back when the last one has left."""

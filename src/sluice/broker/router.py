@@ -19,6 +19,7 @@ from sluice.wire.packets import Publish
 from sluice.wire.topics import split_share
 
 if TYPE_CHECKING:
+    from sluice.broker.abroad import Abroad
     from sluice.broker.connection import Connection
     from sluice.broker.ecq_reader import OwnedDelivery
     from sluice.broker.inflight import Delivery
@@ -41,6 +42,7 @@ class Router:
             0  # counts what was given to the store: a publish that raises it is answered by the store
         )
         self.held: list[Connection] = []  # not read until the store has taken what they published
+        self.abroad: Abroad | None = None  # None: there are no other cells
         self.door: QueueDoor | None = None  # None: there are no queues, and $queue/... is an ordinary topic
 
     def publish(self, message: Publish, origin: Session | None) -> i64:
@@ -50,8 +52,8 @@ class Router:
         if route.captures and self.door is not None:  # first of all: a queue may refuse it
             taken = self.door.capture(message, route.captures)
             self.kept += taken
-        if message.retain:
-            if not self.retained.put(message, origin is None):
+        if message.retain and (self.abroad is None or self.abroad.keeps(message.topic)):
+            if not self.retained.put(message, message.topic.startswith(b"$SYS/")):
                 return -1
             if self.keeper is not None and not message.topic.startswith(b"$SYS/"):
                 self.keeper.keep_retained(message)
@@ -77,7 +79,9 @@ class Router:
                 if lasting is None:
                     lasting = []
                 lasting.append(delivery)
-        if route.shares:
+        if route.shares and (
+            self.abroad is None or message.topic[0] == 0x24
+        ):  # else one cell of all is chosen
             for share in route.shares:
                 if self.hand_out(message, share, None):
                     taken += 1
@@ -110,12 +114,17 @@ class Router:
     def subscribe(self, subscription: Subscription) -> bool:
         """Whether the subscription is a new one."""
         subscription.session.subscriptions[subscription.topic_filter] = subscription
-        return self.subscriptions.add(subscription)
+        new = self.subscriptions.add(subscription)
+        if new and self.abroad is not None:
+            self.abroad.interest(subscription.topic_filter, 1)
+        return new
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
         """Whether there was such a subscription."""
         if session.subscriptions.pop(topic_filter, None) is None:
             return False
+        if self.abroad is not None:
+            self.abroad.interest(topic_filter, -1)
         return self.subscriptions.remove(session, topic_filter)
 
     def send_retained(self, subscription: Subscription, new: bool) -> None:
@@ -125,8 +134,14 @@ class Router:
         group, topic_filter = split_share(subscription.topic_filter)
         if group:
             return
+        if self.abroad is not None:
+            self.abroad.send_retained(subscription)
+            return
+        self.deliver_retained(subscription, self.retained.matching(topic_filter, self.turn.now))
+
+    def deliver_retained(self, subscription: Subscription, messages: list[Publish]) -> None:
         extra = subscription.extra()
-        for message in self.retained.matching(topic_filter, self.turn.now):
+        for message in messages:
             qos = message.qos
             delivery = subscription.session.deliver(
                 message, qos if qos < subscription.qos else subscription.qos, True, extra, None
@@ -147,7 +162,11 @@ class Router:
         for delivery in given:
             expires_at = delivery.message.expires_at
             if delivery.share is not None and (expires_at == 0.0 or expires_at > now):
-                self.hand_out(delivery.message, delivery.share, session)
+                handed = self.hand_out(delivery.message, delivery.share, session)
+                if not handed and self.abroad is not None:
+                    self.abroad.hand_on(delivery.message, delivery.share)
+        if session.legs is not None:
+            session.legs.ended()
 
     def answer_when_kept(self, session: Session, packet: Publish) -> None:
         """The publisher hears of it when the store has what this publish left behind."""
