@@ -38,9 +38,16 @@ class Meeting:
         self._stack = stack
 
     async def join(
-        self, name: str, lease: float = 5.0, cells: int = CELLS, link: str = "", board: Board | None = None
+        self,
+        name: str,
+        lease: float = 5.0,
+        cells: int = CELLS,
+        link: str = "",
+        board: Board | None = None,
+        before: Callable[[str], None] = lambda node_id: None,
     ) -> Node:
         node = Node(name, Membership(board or self.make_board(), cells, lease), link or f"{name}:1")
+        node.before = before
         self._stack.push_async_callback(node.membership.stop)
         await node.start()
         return node
@@ -51,6 +58,7 @@ class Node:
         self.name = name
         self.link = link
         self.membership = membership
+        self.before: Callable[[str], None] = lambda node_id: None
         self.lost = 0
         self.changes = 0
         self.me = NodeInfo("", name, link)
@@ -59,6 +67,7 @@ class Node:
 
     async def start(self) -> None:
         self.me = NodeInfo(f"{self.name}-{os.urandom(4).hex()}", self.name, self.link)
+        self.before(self.me.id)
         await self.membership.start(self.me)
 
     @property

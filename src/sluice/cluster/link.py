@@ -28,6 +28,10 @@ RETRY_SECONDS: Final = (0.05, 1.0)  # between attempts: the first, and the longe
 STALE: Final = 3.0  # silences after which a stream is made anew, because a line may die without a word
 
 
+def _not_counted(node_id: str) -> None:
+    """It was heard on a stream that says nothing of ours."""
+
+
 def refuse_line(cell: int, greeting: bytes, node_id: str) -> LineProtocol | None:
     return None
 
@@ -119,11 +123,18 @@ class RemoteLines:
             call.trunk.dial(THE_NODE, greeting, protocol)
 
     def new_stream(self, node_id: str, accept: Accept | None) -> Stream:
-        return Stream(node_id, accept, self.options.heartbeat, self._heard)
+        """Only a call of our own tells whether a node can be reached: that it reaches us is another matter."""
+        heard = self._heard if accept is None else _not_counted
+        return Stream(node_id, accept, self.options.heartbeat, heard)
 
     def _heard(self, node_id: str) -> None:
         if node_id in self.heard_at:
             self.heard_at[node_id] = asyncio.get_running_loop().time()
+
+    def hear_anew(self) -> None:
+        """Count every node's silence from now."""
+        now = asyncio.get_running_loop().time()
+        self.heard_at = dict.fromkeys(self.heard_at, now)
 
     def silent_for(self, node_id: str) -> float:
         """How long nothing was heard of a node that we should hear."""

@@ -15,14 +15,14 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from redis.asyncio import Redis
-from redis.asyncio.cluster import RedisCluster
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from sluice.cluster.board import BoardUnavailable, Change, Lease
 from sluice.cluster.coordinator import CoordinatorError
+from sluice.store.redis.link import Link, Server, Word
 
 log = logging.getLogger(__name__)
 
@@ -91,9 +91,8 @@ class RedisBoard:
     def __init__(self, url: str, prefix: str, cluster: str) -> None:
         base = f"{prefix}:{{cluster:{cluster}}}"
         self._keys = [f"{base}:{name}" for name in ("facts", "hung", "leases", "rev")]
-        self._url = url
-        self._client: Any = None
-        self._sha = b""
+        self._looking = _Asker(url, self._keys)
+        self._writing = _Asker(url, self._keys)  # which does not wait for a look
         self._following: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
 
@@ -107,7 +106,7 @@ class RedisBoard:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
             self._following = None
-        await self._hang_up()
+        await asyncio.gather(self._looking.close(), self._writing.close())
 
     async def _follow(
         self, on_all: Callable[[dict[str, bytes]], None], on_changes: Callable[[Sequence[Change]], None]
@@ -165,46 +164,60 @@ class RedisBoard:
         """Asked again until there is an answer or patience ends: nothing here does harm when it is done twice."""
         loop = asyncio.get_running_loop()
         until = loop.time() + PATIENCE_SECONDS
+        asker = self._looking if what == "look" else self._writing
         while True:
             tries -= 1
             try:
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    return await self._call(what, *words)
+                return await asker.ask((what, *words))
             except ResponseError as refusal:
                 raise CoordinatorError(f"Redis refuses: {refusal}") from None
-            except (RedisError, OSError, TimeoutError) as fault:
-                await self._hang_up()
+            except (RedisError, OSError) as fault:
                 if loop.time() > until or tries <= 0:
                     raise BoardUnavailable(
                         f"Redis does not answer: {str(fault) or 'in time'}", "Start it, or correct store"
                     ) from None
             await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _call(self, what: str, *words: str | bytes) -> Any:
-        if self._client is None:
-            self._client = await _connect(self._url)
-            self._sha = await self._client.script_load(SCRIPT)
-        words = (*self._keys, what, *words)
+
+class _Asker:
+    """A connection to Redis and the one thread that uses it: the store's own links, which know Clusters and TLS, wait
+    for their answers, and the loop must not."""
+
+    def __init__(self, url: str, keys: list[str]) -> None:
+        self._url = url
+        self._keys = keys
+        self._thread = ThreadPoolExecutor(1, "sluice-redis-board")
+        self._link: Link | None = None
+        self._closed = False
+
+    async def ask(self, words: Sequence[Word]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, words)
+
+    def _ask(self, words: Sequence[Word]) -> Any:
         try:
-            return await self._client.evalsha(self._sha, len(self._keys), *words)
-        except NoScriptError:
-            return await self._client.eval(SCRIPT, len(self._keys), *words)
+            if self._link is None:
+                server = Server(self._url, ANSWER_SECONDS)
+                server.look()
+                self._link = server.link()
+            command = ["EVAL", SCRIPT, len(self._keys), *self._keys, *words]
+            return self._link.ask([(self._keys[0], command)])[0]
+        except ResponseError:
+            raise
+        except BaseException:
+            self._hang_up()
+            raise
 
-    async def _hang_up(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
+    def _hang_up(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
 
-
-async def _connect(url: str) -> Any:
-    """To one Redis, or to the Cluster that it is part of."""
-    client: Any = Redis.from_url(url, protocol=2)
-    info = await client.info("cluster")
-    if not info.get("cluster_enabled"):
-        return client
-    await client.aclose()
-    cluster: Any = RedisCluster.from_url(url, protocol=2)
-    return await cluster.initialize()
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._hang_up)
+        self._thread.shutdown(wait=False)
 
 
 def _changes(old: dict[str, bytes], new: dict[str, bytes]) -> list[Change]:
