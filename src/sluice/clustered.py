@@ -1,7 +1,7 @@
 """A node of a cluster: puts the rooms together as `app` does for a broker alone, with many cells in the place of one.
 
-    doors ─▶ fronts ─▶ cells of this node, or lines to those of others
-    coordinator ─▶ cells: which of them are opened and closed here
+doors ─▶ fronts ─▶ cells of this node, or lines to those of others
+coordinator ─▶ cells: which of them are opened and closed here
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class ClusterServer:
         self.cells = Cells(self.node, self.coordinator, self._make_broker, self._open_house)
         self.houses: dict[int, House] = {}
         self._limits = limits_from(settings)
-        self._watch = Watch(self.lines, self.coordinator, settings.cluster.heartbeat, settings.cluster.silence)
+        self._watch = Watch(
+            self.lines, self.coordinator, settings.cluster.heartbeat, settings.cluster.silence
+        )
         self._rejoining: asyncio.Task[None] | None = None
         self._stopping = False
 

@@ -96,7 +96,9 @@ class Cells:
             if number in self.open:
                 if name != me.name:
                     self._begin(number, self._hand_over(number))
-            elif name == me.name and (claimant is None or claimant not in coordinator.nodes or claimant == me.id):
+            elif name == me.name and (
+                claimant is None or claimant not in coordinator.nodes or claimant == me.id
+            ):
                 self._begin(number, self._take(number, claimant))
         self._node.retry()
 
@@ -128,7 +130,9 @@ class Cells:
             return
         cell = Cell(self._node, number, self._make_broker())
         try:
-            house = await self._open_house(number, cell, claimant is not None, lambda: self._failed(number, cell))
+            house = await self._open_house(
+                number, cell, claimant is not None, lambda: self._failed(number, cell)
+            )
         except BaseException:
             cell.broker.close()
             raise
