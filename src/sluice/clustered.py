@@ -26,8 +26,8 @@ from sluice.broker.listener import Door
 from sluice.cluster.cell import Cell
 from sluice.cluster.cells import Cells, owner_of
 from sluice.cluster.coordinator import CoordinatorError, NodeInfo
-from sluice.cluster.front import Front
 from sluice.cluster.detection import Watch
+from sluice.cluster.front import Front
 from sluice.cluster.joining import make_coordinator, make_lines, node_info
 from sluice.cluster.node import Node
 from sluice.config import Settings
@@ -68,8 +68,8 @@ class ClusterServer:
         self._loop = asyncio.get_running_loop()
         self.doors: list[Door] = []
         self.gate, self.keyring = access_of(settings)
-        self.coordinator = make_coordinator(settings)
-        self.lines = make_lines(settings, self._owner)
+        self.coordinator = make_coordinator(settings.cluster, settings.store, settings.redis.prefix)
+        self.lines = make_lines(settings.cluster, self._owner)
         self.node = Node(settings.cluster.cells, self._owner_id, self.lines)
         self.cells = Cells(self.node, self.coordinator, self._make_broker, self._open_house)
         self.houses: dict[int, House] = {}
@@ -101,20 +101,22 @@ class ClusterServer:
         self._watch.start()
         with suppress(TimeoutError):
             async with asyncio.timeout(READY_SECONDS):
-                await self._settled()
+                await self.cells.settled()
 
     async def _join(self) -> None:
         """Become a node, as a new incarnation."""
-        me = node_info(self._settings, self.lines, {door.name: door.address for door in self.doors})
+        found = {door.name: door.address for door in self.doors}
+        me = node_info(
+            self._settings.cluster,
+            self.lines.address,
+            found.get("mqtt", ""),
+            found.get("http", ""),
+            found.get("grpc", ""),
+        )
         self.lines.join(me.id)
         await self.coordinator.start(me)
         self.cells.me = me
         self._changed()
-
-    async def _settled(self) -> None:
-        """Every cell has an owner, and those that are wanted here are open."""
-        while not self.cells.is_settled():
-            await asyncio.sleep(0.02)
 
     # ---- what happens
 
@@ -159,7 +161,7 @@ class ClusterServer:
             self._rejoining.cancel()
         for door in self.doors:
             door.server.close()
-        self._watch.stop()
+        await self._watch.stop()
         await self.cells.leave()
         await self.coordinator.stop()
         await self.lines.close()

@@ -24,7 +24,7 @@ from sluice.cluster.coordinator import Coordinator, CoordinatorError, NodeInfo
 from sluice.cluster.node import Node
 from sluice.cluster.placement import place
 from sluice.errors import SluiceError
-from sluice.wire.reasons import USE_ANOTHER_SERVER
+from sluice.wire.reasons import SERVER_SHUTTING_DOWN
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +77,7 @@ class Cells:
         self._busy: dict[int, asyncio.Task[None]] = {}
         self._dropped: set[asyncio.Task[None]] = set()
         self._leaving = False
+        self._looked = asyncio.Event()
         self._wanted: list[str] = []
         self._wanted_for: tuple[str, ...] = ()
 
@@ -101,6 +102,7 @@ class Cells:
             ):
                 self._begin(number, self._take(number, claimant))
         self._node.retry()
+        self._looked.set()
 
     def _place(self) -> list[str]:
         names = tuple(sorted({node.name for node in self._coordinator.nodes.values()}))
@@ -158,7 +160,8 @@ class Cells:
         self.moves += 1
         broker = found.cell.broker
         gone = asyncio.Event()
-        broker.stop(gone.set, USE_ANOTHER_SERVER, "this session moves to another node: connect again")
+        # Not "use another server": the same address leads to the new owner too, and clients take that word as final.
+        broker.stop(gone.set, SERVER_SHUTTING_DOWN, "this session moves to another node: connect again")
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_SECONDS):
                 await gone.wait()
@@ -184,8 +187,13 @@ class Cells:
         self._dropped.add(task)
         task.add_done_callback(self._dropped.discard)
 
-    def is_settled(self) -> bool:
-        """Whether every cell has an owner, and all that are wanted here are open."""
+    async def settled(self) -> None:
+        """Wait until every cell has an owner, and all that are wanted here are open."""
+        while not self._is_settled():
+            self._looked.clear()
+            await self._looked.wait()
+
+    def _is_settled(self) -> bool:
         me, coordinator = self.me, self._coordinator
         if me is None or self._busy:
             return False
