@@ -77,7 +77,8 @@ class Relay:
                     return await self._call(owner, method, request, metadata, CALL_SECONDS)
                 except grpc.aio.AioRpcError as fault:
                     if fault.code() is not grpc.StatusCode.UNAVAILABLE:
-                        await context.abort(fault.code(), fault.details(), fault.trailing_metadata())
+                        words = tuple(one for one in fault.trailing_metadata() if one[0] == "sluice-error")
+                        await context.abort(fault.code(), fault.details(), words)
             if loop.time() > until:
                 raise Elsewhere(
                     "this part of the cluster cannot be reached: "
