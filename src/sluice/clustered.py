@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 
+from sluice.admin.service import AdminService
 from sluice.app import (
     access_of,
     allow_many_connections,
@@ -36,6 +37,8 @@ from sluice.house import House, Place
 log = logging.getLogger(__name__)
 
 REJOIN_SECONDS = 0.2  # between attempts to come back into the cluster
+STEADY_SECONDS = 60.0  # who is put out again within this time waits longer each time,
+LONGEST_PAUSE = 30.0  # up to this
 READY_SECONDS = 30.0  # what a start waits for every cell of the cluster to have an owner
 
 
@@ -72,13 +75,23 @@ class ClusterServer:
         self.lines = make_lines(settings.cluster, self._owner)
         self.node = Node(settings.cluster.cells, self._owner_id, self.lines)
         self.cells = Cells(self.node, self.coordinator, self._make_broker, self._open_house)
-        self.houses: dict[int, House] = {}
         self._limits = limits_from(settings)
         self._watch = Watch(
             self.lines, self.coordinator, settings.cluster.heartbeat, settings.cluster.silence
         )
         self._rejoining: asyncio.Task[None] | None = None
+        self._lost_at = -STEADY_SECONDS
+        self._pause = 0.0
         self._stopping = False
+
+    @property
+    def services(self) -> dict[int, AdminService]:
+        """What the admin doors may ask here: by number, the cells that are open."""
+        return {
+            number: one.house.service
+            for number, one in self.cells.open.items()
+            if isinstance(one.house, House)
+        }
 
     def _owner(self, cell: int) -> NodeInfo | None:
         return owner_of(self.coordinator, cell)
@@ -132,6 +145,13 @@ class ClusterServer:
             self._rejoining = self._loop.create_task(self._rejoin())
 
     async def _rejoin(self) -> None:
+        """At once the first time. A node that is put out again and again is half cut off, and must not flap."""
+        now = self._loop.time()
+        self._pause = (
+            0.0 if now - self._lost_at > STEADY_SECONDS else min(2 * self._pause or 0.5, LONGEST_PAUSE)
+        )
+        self._lost_at = now
+        await asyncio.sleep(self._pause)
         while True:
             try:
                 await self._join()
