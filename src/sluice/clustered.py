@@ -43,6 +43,8 @@ from sluice.logs import hide_secrets
 log = logging.getLogger(__name__)
 
 REJOIN_SECONDS = 0.2  # between attempts to come back into the cluster
+STEADY_SECONDS = 60.0  # who is put out again within this time waits longer each time,
+LONGEST_PAUSE = 30.0  # up to this
 READY_SECONDS = 30.0  # what a start waits for every cell of the cluster to have an owner
 
 
@@ -82,13 +84,23 @@ class ClusterServer:
         self.lines = make_lines(settings.cluster, self._owner)
         self.node = Node(settings.cluster.cells, self._owner_id, self.lines)
         self.cells = Cells(self.node, self.coordinator, self._make_broker, self._open_house)
-        self.houses: dict[int, House] = {}
         self._limits = limits_from(settings)
         self._watch = Watch(
             self.lines, self.coordinator, settings.cluster.heartbeat, settings.cluster.silence
         )
         self._rejoining: asyncio.Task[None] | None = None
+        self._lost_at = -STEADY_SECONDS
+        self._pause = 0.0
         self._stopping = False
+
+    @property
+    def services(self) -> dict[int, AdminService]:
+        """What the admin doors may ask here: by number, the cells that are open."""
+        return {
+            number: one.house.service
+            for number, one in self.cells.open.items()
+            if isinstance(one.house, House)
+        }
 
     def _owner(self, cell: int) -> NodeInfo | None:
         return owner_of(self.coordinator, cell)
@@ -120,7 +132,7 @@ class ClusterServer:
         directory = Directory(cluster.name, cluster.cells, self.coordinator, self._id)
         name = node_info(cluster, self.lines.address).name
         service = CellsService(
-            directory, self._services, name, hide_secrets(self._settings.store), how_built()
+            directory, lambda: self.services, name, hide_secrets(self._settings.store), how_built()
         )
         desk = Desk(service, self._loop)
         self.admin = admin_thread(self._settings, desk, self._fault, self.keyring, directory)
@@ -130,10 +142,6 @@ class ClusterServer:
     def _id(self) -> str:
         me = self.cells.me
         return me.id if me is not None else ""
-
-    def _services(self) -> dict[int, AdminService]:
-        houses = {number: one.house for number, one in list(self.cells.open.items())}
-        return {number: house.service for number, house in houses.items() if isinstance(house, House)}
 
     def _fault(self) -> str:
         """What keeps this node from taking work, or nothing."""
@@ -172,6 +180,13 @@ class ClusterServer:
             self._rejoining = self._loop.create_task(self._rejoin())
 
     async def _rejoin(self) -> None:
+        """At once the first time. A node that is put out again and again is half cut off, and must not flap."""
+        now = self._loop.time()
+        self._pause = (
+            0.0 if now - self._lost_at > STEADY_SECONDS else min(2 * self._pause or 0.5, LONGEST_PAUSE)
+        )
+        self._lost_at = now
+        await asyncio.sleep(self._pause)
         while True:
             try:
                 await self._join()

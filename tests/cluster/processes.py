@@ -1,4 +1,4 @@
-"""Three real nodes of a cluster, each a `sluice serve` of its own, and work that goes on while things happen."""
+"""Real nodes of a cluster, each a `sluice serve` of its own, and work that goes on while things happen to them."""
 
 from __future__ import annotations
 
@@ -150,11 +150,8 @@ class Work:
                 await asyncio.sleep(0.1)
 
     async def _consume(self, queue: str, port: int, client_id: str) -> None:
-        options = {"backoff": Backoff(0.05, 0.2), "connect_timeout": 20}
-        async with (
-            Client(port=port, client_id=client_id, **options) as client,
-            client.consumer(queue) as tasks,
-        ):  # type: ignore[arg-type]
+        client = Client(port=port, client_id=client_id, backoff=Backoff(0.05, 0.2), connect_timeout=20)
+        async with client, client.consumer(queue) as tasks:
             async for task in tasks:
                 text = task.payload.decode()
                 if text not in self._seen:
