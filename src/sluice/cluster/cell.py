@@ -15,7 +15,7 @@ from sluice.broker.session import Session
 from sluice.broker.subscriptions import Capture, Share, Subscription
 from sluice.cluster.interest import BINDING
 from sluice.cluster.legs import SessionLegs
-from sluice.cluster.placement import cell_of
+from sluice.cluster.placement import cell_of, cell_of_queue
 from sluice.cluster.spread import Lookup, Spread
 from sluice.cluster.where import EVERYWHERE, NOWHERE, cell_of_filter, cell_of_topic
 from sluice.errors import QueueError
@@ -48,6 +48,11 @@ class Cell:
         door = self.broker.router.door
         if door is not None:
             door.abroad = self.abroad
+            door.service.lies_with = self._lie_together
+
+    def _lie_together(self, queue: str, other: str) -> bool:
+        cells = self.abroad.node.cells
+        return cell_of_queue(queue, cells) == cell_of_queue(other, cells)
 
     def take(self, message: Publish, shares: list[bytes], spread: Spread | None) -> list[bytes]:
         """Give a message from another cell to whoever wants it here; the shares that have no member."""
