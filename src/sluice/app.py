@@ -34,8 +34,10 @@ from sluice.logs import hide_secrets
 from sluice.notation import Address
 
 if TYPE_CHECKING:
+    from sluice.admin.desk import Desk
     from sluice.admin.grpc.server import GrpcTls
     from sluice.admin.thread import AdminThread, OpenDoor
+    from sluice.cluster.directory import Directory
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ async def run(settings: Settings) -> None:
     try:
         await house.open()
         await open_listeners(settings, broker.connect, doors)
-        admin = admin_thread(settings, house, keyring)
+        admin = admin_thread(settings, house.desk(), house.fault, keyring)
         opened: list[Door | OpenDoor] = [*doors, *(await admin.start() if admin is not None else [])]
         SysTopics(broker, __version__).start()
         quiet_collector()
@@ -113,8 +115,15 @@ async def open_listeners(settings: Settings, connect: Callable[[], object], door
             doors.append(door)
 
 
-def admin_thread(settings: Settings, house: House, keyring: Keyring) -> AdminThread | None:
-    """The doors for people and programs that look after the broker; None when they are all off."""
+def admin_thread(
+    settings: Settings,
+    desk: Desk,
+    store_fault: Callable[[], str],
+    keyring: Keyring,
+    directory: Directory | None = None,
+) -> AdminThread | None:
+    """The doors for people and programs that look after the broker; None when they are all off. In a cluster,
+    `directory` says which node has what."""
     if settings.http is None and settings.grpc is None:
         return None
     from sluice.admin.rest.bulk import BulkDoor
@@ -129,15 +138,30 @@ def admin_thread(settings: Settings, house: House, keyring: Keyring) -> AdminThr
         grpc_tls=grpc_tls(settings) if settings.tls.grpc else None,
         max_body=max_body,
         queues_enabled=settings.queues.enabled,
-        store_fault=house.fault,
+        store_fault=store_fault,
         bulk_door=lambda: BulkDoor(
             settings.data if settings.store == "embedded" else None,
             settings.bulk.max_batch_bytes,
             settings.bulk.max_stage_bytes,
             settings.bulk.stage_ttl,
         ),
+        directory=directory,
+        far_tls=far_tls(settings) if settings.tls.http else None,
+        far_grpc_authority=far_authority(settings) if settings.tls.grpc else None,
     )
-    return AdminThread(house.desk(), keyring, doors)
+    return AdminThread(desk, keyring, doors)
+
+
+def far_tls(settings: Settings) -> ssl.SSLContext:
+    """How the HTTPS doors of other nodes are known: by who signs for nodes, or whom the system trusts."""
+    authority = settings.cluster.tls_ca
+    return ssl.create_default_context(cafile=None if authority is None else str(authority))
+
+
+def far_authority(settings: Settings) -> bytes:
+    """The same for gRPC, where our own certificate stands for an authority that nobody has named."""
+    assert settings.tls.cert is not None
+    return (settings.cluster.tls_ca or settings.tls.cert).read_bytes()
 
 
 async def shut(broker: Broker, doors: list[Door]) -> None:

@@ -13,9 +13,13 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from sluice import __version__
+from sluice.admin.cells import CellsService
+from sluice.admin.desk import Desk
 from sluice.admin.service import AdminService
+from sluice.admin.thread import AdminThread, OpenDoor
 from sluice.app import (
     access_of,
+    admin_thread,
     allow_many_connections,
     limits_from,
     log_event,
@@ -30,11 +34,13 @@ from sluice.cluster.cell import Cell
 from sluice.cluster.cells import Cells, owner_of
 from sluice.cluster.coordinator import CoordinatorError, NodeInfo
 from sluice.cluster.detection import Watch
+from sluice.cluster.directory import Directory
 from sluice.cluster.front import Front
 from sluice.cluster.joining import make_coordinator, make_lines, node_info
 from sluice.cluster.node import Node
 from sluice.config import Settings
-from sluice.house import House, Place
+from sluice.house import House, Place, how_built
+from sluice.logs import hide_secrets
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +62,9 @@ async def run(settings: Settings) -> None:
     try:
         await server.start()
         quiet_collector()
-        print(ready_line(server.doors, settings.store), flush=True)
-        log.info("ready", extra={door.name: door.address for door in server.doors})
+        opened: list[Door | OpenDoor] = [*server.doors, *server.admin_doors]
+        print(ready_line(opened, settings.store), flush=True)
+        log.info("ready", extra={door.name: door.address for door in opened})
         await stop.wait()
         log.info("stopping", extra={"cells": len(server.cells.open)})
     finally:
@@ -72,6 +79,8 @@ class ClusterServer:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self.doors: list[Door] = []
+        self.admin: AdminThread | None = None
+        self.admin_doors: list[OpenDoor] = []
         self.gate, self.keyring = access_of(settings)
         self.coordinator = make_coordinator(settings.cluster, settings.store, settings.redis.prefix)
         self.lines = make_lines(settings.cluster, self._owner)
@@ -110,6 +119,7 @@ class ClusterServer:
         self.gate.attach_many(self._brokers, self._loop)
         await open_listeners(settings, self._front, self.doors)
         await self.lines.open()
+        await self._open_admin()
         self.lines.accept = self.node.accept
         self.coordinator.on_change = self._changed
         self.coordinator.on_lost = self._lost
@@ -120,9 +130,34 @@ class ClusterServer:
             async with asyncio.timeout(READY_SECONDS):
                 await self.cells.settled()
 
+    async def _open_admin(self) -> None:
+        """Before this node is one: it tells the others where its doors are."""
+        cluster = self._settings.cluster
+        directory = Directory(cluster.name, cluster.cells, self.coordinator, self._id)
+        name = node_info(cluster, self.lines.address).name
+        service = CellsService(
+            directory, lambda: self.services, name, hide_secrets(self._settings.store), how_built()
+        )
+        desk = Desk(service, self._loop)
+        self.admin = admin_thread(self._settings, desk, self._fault, self.keyring, directory)
+        if self.admin is not None:
+            self.admin_doors = await self.admin.start()
+
+    def _id(self) -> str:
+        me = self.cells.me
+        return me.id if me is not None else ""
+
+    def _fault(self) -> str:
+        """What keeps this node from taking work, or nothing."""
+        if self.cells.me is None:
+            return "this node is not in the cluster now"
+        faults = (one.house.fault() for one in list(self.cells.open.values()) if isinstance(one.house, House))
+        return next((fault for fault in faults if fault), "")
+
     async def _join(self) -> None:
         """Become a node, as a new incarnation."""
-        found = {door.name: door.address for door in self.doors}
+        doors: list[Door | OpenDoor] = [*self.doors, *self.admin_doors]
+        found = {door.name: door.address for door in doors}
         me = node_info(
             self._settings.cluster,
             self.lines.address,
@@ -186,6 +221,8 @@ class ClusterServer:
         self._stopping = True
         if self._rejoining is not None:
             self._rejoining.cancel()
+        if self.admin is not None:
+            await self.admin.stop()
         for door in self.doors:
             door.server.close()
         await self._watch.stop()

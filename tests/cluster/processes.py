@@ -17,7 +17,11 @@ CELLS = 12
 
 
 class Nodes:
-    def __init__(self, folder: Path, store: str, config: str) -> None:
+    def __init__(
+        self, folder: Path, store: str, config: str, coordinator: str = "redis", endpoint: str = ""
+    ) -> None:
+        self._coordinator = coordinator
+        self._endpoint = endpoint  # of etcd
         self._folder = folder
         self._store = store
         self._config = config
@@ -30,16 +34,15 @@ class Nodes:
         folder.mkdir(exist_ok=True)
         config = f'{self._config}\n[cluster]\nnode = "{name}"\ncells = {CELLS}\nlisten = "127.0.0.1:0"\n'
         config += f'name = "{self._folder.name}"\n[redis]\nprefix = "{self._folder.name}"\n'
+        if self._endpoint:
+            config = config.replace("[redis]", f'etcd_endpoints = ["{self._endpoint}"]\n[redis]')
         flags = ["--store", self._store]
         if name in self._ports:
             flags += ["--mqtt", f"127.0.0.1:{self._ports[name]}"]
-        node = Broker(folder, config, flags, {"SLUICE_CLUSTER__COORDINATOR": self._coordinator()})
+        node = Broker(folder, config, flags, {"SLUICE_CLUSTER__COORDINATOR": self._coordinator})
         self._ports[name] = node.mqtt.port
         self.by_name[name] = node
         return node
-
-    def _coordinator(self) -> str:
-        return "redis"
 
     def port(self, name: str) -> int:
         return self._ports[name]

@@ -11,6 +11,7 @@ from itertools import islice
 
 from sluice.admin import biography, diagnosis, letters, looking, messages, owners, publishing, words
 from sluice.admin.bulk import BulkDesk
+from sluice.admin.figures import Figures, Tally, gather
 from sluice.admin.hands import AT_ONCE, Hands, plain
 from sluice.admin.views import (
     Biography,
@@ -72,6 +73,10 @@ class AdminService:
 
     async def nodes(self) -> list[NodeView]:
         return [await self.node()]
+
+    async def figures(self, tally: Tally) -> Figures:
+        """A copy of everything that is counted."""
+        return await gather(self._hands, tally)
 
     # ---- queues
 
