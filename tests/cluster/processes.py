@@ -32,10 +32,8 @@ class Nodes:
         """The same address each time, as an operator would have it."""
         folder = self._folder / name
         folder.mkdir(exist_ok=True)
-        config = f'{self._config}\n[cluster]\nnode = "{name}"\ncells = {CELLS}\nlisten = "127.0.0.1:0"\n'
+        config = f'{self._config}\n[cluster]\nnode = "{name}"\ncells = {CELLS}\n{self.lines_of(name)}'
         config += f'name = "{self._folder.name}"\n[redis]\nprefix = "{self._folder.name}"\n'
-        if self._endpoint:
-            config = config.replace("[redis]", f'etcd_endpoints = ["{self._endpoint}"]\n[redis]')
         flags = ["--store", self._store]
         if name in self._ports:
             flags += ["--mqtt", f"127.0.0.1:{self._ports[name]}"]
@@ -43,6 +41,11 @@ class Nodes:
         self._ports[name] = node.mqtt.port
         self.by_name[name] = node
         return node
+
+    def lines_of(self, name: str) -> str:
+        """Where a node listens for the others, and where it looks for its coordinator."""
+        found = 'listen = "127.0.0.1:0"\n'
+        return f'{found}etcd_endpoints = ["{self._endpoint}"]\n' if self._endpoint else found
 
     def port(self, name: str) -> int:
         return self._ports[name]
