@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 
+from sluice import __version__
 from sluice.admin.cells import CellsService
 from sluice.admin.desk import Desk
 from sluice.admin.service import AdminService
@@ -28,6 +29,7 @@ from sluice.app import (
 )
 from sluice.broker.broker import Broker
 from sluice.broker.listener import Door
+from sluice.broker.sys_topics import SysTopics
 from sluice.cluster.cell import Cell
 from sluice.cluster.cells import Cells, owner_of
 from sluice.cluster.coordinator import CoordinatorError, NodeInfo
@@ -85,6 +87,7 @@ class ClusterServer:
         self.node = Node(settings.cluster.cells, self._owner_id, self.lines)
         self.cells = Cells(self.node, self.coordinator, self._make_broker, self._open_house)
         self._limits = limits_from(settings)
+        self._lobby = self._make_broker()  # no client comes in here: it has the node's own timer
         self._watch = Watch(
             self.lines, self.coordinator, settings.cluster.heartbeat, settings.cluster.silence
         )
@@ -113,7 +116,7 @@ class ClusterServer:
 
     async def start(self) -> None:
         settings = self._settings
-        self.gate.attach_many(lambda: [one.cell.broker for one in self.cells.open.values()], self._loop)
+        self.gate.attach_many(self._brokers, self._loop)
         await open_listeners(settings, self._front, self.doors)
         await self.lines.open()
         await self._open_admin()
@@ -122,6 +125,7 @@ class ClusterServer:
         self.coordinator.on_lost = self._lost
         await self._join()
         self._watch.start()
+        SysTopics(self._lobby, __version__, self._brokers).start()
         with suppress(TimeoutError):
             async with asyncio.timeout(READY_SECONDS):
                 await self.cells.settled()
@@ -198,6 +202,9 @@ class ClusterServer:
     def _front(self) -> Front:
         return Front(self.node, int(self._limits.max_packet_size), self._limits.connect_timeout)
 
+    def _brokers(self) -> list[Broker]:
+        return [one.cell.broker for one in self.cells.open.values()]
+
     def _make_broker(self) -> Broker:
         return Broker(self._loop, self._limits, self.gate, log_event)
 
@@ -222,4 +229,5 @@ class ClusterServer:
         await self.cells.leave()
         await self.coordinator.stop()
         await self.lines.close()
+        self._lobby.close()
         self.gate.close()

@@ -76,6 +76,15 @@ class MemoryNode:
         await self.houses.pop(number).close()
         self._net.stores[number] = self._net.stores[number].crash()
 
+    def drop(self, number: int) -> None:
+        """Lose a cell at once."""
+        cell = self.node.local[number]
+        self._net.owners[number] = None
+        self._net.stores[number] = self._net.stores[number].crash()
+        self.node.closed(number)
+        cell.broker.close()
+        self.houses.pop(number)
+
     def engine(self, number: int) -> Engine:
         door = self.node.local[number].broker.router.door
         assert door is not None

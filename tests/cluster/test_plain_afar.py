@@ -46,6 +46,14 @@ async def test_a_publish_reaches_subscribers_at_every_node(net: Net, qos: int, v
         await reader.close()
 
 
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_a_publish_that_nobody_wants_is_no_fault_of_an_old_client(net: Net, qos: int) -> None:
+    async with net.nodes["a"].client(client_in(0), version=4) as client:
+        await client.publish(topic_in(1), b"", qos=qos, retain=True)
+        await client.publish(topic_in(1), b"", qos=qos, retain=True)
+        assert client.is_connected
+
+
 async def test_a_publish_that_nobody_wants_is_told_so(net: Net) -> None:
     async with net.nodes["a"].client(client_in(0)) as client, net.nodes["b"].client(client_in(1)) as other:
         assert (await client.publish("nobody/here", b"x", qos=1)).reason == 0x10
@@ -151,6 +159,22 @@ async def test_what_is_published_while_a_session_has_no_owner_waits_for_the_next
             await net.nodes["a"].open(cell)
         assert (await publishing).reason == 0
     async with net.nodes["a"].client(client_in(1), **options) as reader:
+        assert (await next_message(reader)).payload == b"one"
+
+
+async def test_a_publish_whose_receiver_moves_before_it_is_kept_is_kept_by_the_next_owner(net: Net) -> None:
+    options = {"clean_start": False, "session_expiry": 600}
+    async with net.nodes["a"].client(client_in(2), **options) as reader:
+        await reader.subscribe("news/#", qos=1)
+    net.stores[2].hold()
+    async with net.nodes["a"].client(client_in(0)) as publisher:
+        publishing = asyncio.create_task(publisher.publish("news/1", b"one", qos=1))
+        done, _ = await asyncio.wait([publishing], timeout=0.05)
+        assert not done
+        net.nodes["a"].drop(2)
+        await net.nodes["b"].open(2)
+        assert (await publishing).reason == 0
+    async with net.nodes["a"].client(client_in(2), **options) as reader:
         assert (await next_message(reader)).payload == b"one"
 
 

@@ -70,6 +70,16 @@ async def test_a_refusal_of_another_cell_comes_back_with_its_reason() -> None:
             await client.subscribe(f"$queue/{name}", qos=1, user=[("prefetch", "none")])
 
 
+async def test_dead_letters_must_lie_in_the_cell_of_their_queue() -> None:
+    name, other = queue_in(1), queue_in(2)
+    async with two_nodes() as net, net.nodes["a"].client(client_in(0)) as client:
+        config = {"name": name, "dlq_config": {"topic": other}}
+        with pytest.raises(PublishRefused, match=f"Use dlq/{name}"):
+            await client.publish("$admin/queue/create", json.dumps(config), qos=1)
+        config = {"name": name, "dlq_config": {"topic": f"dlq/dlq/{name}"}}
+        await client.publish("$admin/queue/create", json.dumps(config), qos=1)
+
+
 async def test_a_filter_with_wildcards_joins_queues_of_all_cells_now_and_later() -> None:
     names = [queue_in(cell, "many/") for cell in range(CELLS)]
     async with two_nodes() as net, net.nodes["a"].client(client_in(1)) as client:

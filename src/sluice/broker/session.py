@@ -333,9 +333,17 @@ class Session(Publisher):
         if self.inflight.get(delivery.packet_id) is delivery:
             self._finish(delivery.packet_id, delivery)
 
+    def defer_receipt(self, packet: Publish) -> None:
+        """Other cells are to keep `packet`: that it was received is written down when they have it, not now. A crash in
+        between must not make us tell its client that it is here."""
+        if packet.qos == 2 and self.sid:
+            self.router.note_received(self, int(packet.packet_id), True)
+
     def answer_far(self, packet: Publish, settles: bool, epoch: i64, reason: i64, why: str) -> None:
         """Another cell has answered for what this client published."""
-        if reason == 0 or (settles and self.version != V5):
+        if reason == 0 or (self.version != V5 and (settles or reason < 0x80)):
+            if packet.qos == 2 and self.sid and self._unreleased is not None:
+                self.router.note_received(self, int(packet.packet_id), False)
             self.stored(packet.packet_id | (packet.qos << 16) | (epoch << 20))
             return
         here = epoch == self._epoch

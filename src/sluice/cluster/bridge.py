@@ -77,6 +77,7 @@ class Bridge:
         self.choked = False
         for cell, table in self._node.tables():
             self.tell(cell, table, True)
+        self._listeners = [(self._told, known) for _, known in self._listeners]
         self._node.retry()
 
     def data_received(self, data: bytes) -> None:
@@ -139,7 +140,7 @@ class Bridge:
 
     def when_known(self, known: Callable[[], None]) -> None:
         """Call back when the peer has heard all that was told so far."""
-        if self._ended or self._known == self._told:
+        if self._ended or (self.is_open and self._known == self._told):
             known()
         else:
             self._listeners.append((self._told, known))
@@ -243,7 +244,11 @@ class BridgeEnd:
         goals, at = frames.read_goals(body, 4)
         message = frames.read_messages(body, at, node.now())[0]
         gone: list[Goal] = []
-        spread = Spread(message, partial(self._answer, number, gone)) if number else None
+        spread = None
+        if number:
+            spread = Spread(
+                message, partial(self._answer, number, gone), lambda cell: gone.append((cell, []))
+            )
         for cell, shares in goals:
             here = node.local.get(cell)
             if here is None:

@@ -15,8 +15,8 @@ from sluice.broker.session import Session
 from sluice.broker.subscriptions import Capture, Share, Subscription
 from sluice.cluster.interest import BINDING
 from sluice.cluster.legs import SessionLegs
-from sluice.cluster.placement import cell_of
-from sluice.cluster.spread import Lookup, Spread
+from sluice.cluster.placement import cell_of, cell_of_queue
+from sluice.cluster.spread import Kept, Lookup, Spread
 from sluice.cluster.where import EVERYWHERE, NOWHERE, cell_of_filter, cell_of_topic
 from sluice.errors import QueueError
 from sluice.wire.packets import Publish
@@ -36,6 +36,7 @@ class Cell:
         self.broker = broker
         self.filters: dict[bytes, int] = {}  # what it is interested in
         self.lookups: set[Lookup] = set()
+        self.owed: set[Kept] = set()  # publishes from other cells that wait for this one's store
         self.abroad = CellAbroad(node, self)
         broker.has_room_for = self._has
         broker.router.abroad = self.abroad
@@ -48,6 +49,11 @@ class Cell:
         door = self.broker.router.door
         if door is not None:
             door.abroad = self.abroad
+            door.service.lies_with = self._lie_together
+
+    def _lie_together(self, queue: str, other: str) -> bool:
+        cells = self.abroad.node.cells
+        return cell_of_queue(queue, cells) == cell_of_queue(other, cells)
 
     def take(self, message: Publish, shares: list[bytes], spread: Spread | None) -> list[bytes]:
         """Give a message from another cell to whoever wants it here; the shares that have no member."""
@@ -68,10 +74,14 @@ class Cell:
         if spread is not None:
             spread.wait()
             if router.kept != kept and router.keeper is not None:
-                spread.wait()
-                router.keeper.answer_when_kept(spread, 0)
+                router.keeper.answer_when_kept(Kept(self.owed, spread), 0)
             spread.finish(taken, fault)
         return left
+
+    def lose(self) -> None:
+        """It is not here any more: what its store still owes, its next owner does."""
+        for kept in list(self.owed):
+            kept.lose(self.number)
 
     def _hand_out(self, message: Publish, shares: list[bytes]) -> list[bytes]:
         router = self.broker.router
@@ -155,10 +165,10 @@ class CellAbroad(Abroad):
                 connection.acknowledge(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id, reason, "")
         elif packet.qos > 0:
             session.answer_later(packet)
-            spread = Spread(packet, partial(_answer, session, packet, session.epoch()))
+            session.defer_receipt(packet)
+            spread = self.node.new_spread(packet, partial(_answer, session, packet, session.epoch()))
             if waits and router.keeper is not None:
-                spread.wait()
-                router.keeper.answer_when_kept(spread, 0)
+                router.keeper.answer_when_kept(Kept(set(), spread), 0)
             self.node.spread(goals, packet, spread)
             for name in left:
                 self.node.hand_on(name, packet, spread, {self.cell})
@@ -199,12 +209,12 @@ class CellAbroad(Abroad):
         except QueueError as error:
             self.node.warn(f"a will for {message.topic.decode()} was not kept: {error}")
         self._cell._hand_out(message, shares)
-        spread = Spread(message, _nobody_waits) if message.qos > 0 else None
+        spread = self.node.new_spread(message, _nobody_waits) if message.qos > 0 else None
         self.node.spread(goals, message, spread)
 
     def hand_on(self, message: Publish, share: Share) -> None:
         name = b"$share/" + share.group + b"/" + share.topic_filter
-        self.node.hand_on(name, message, Spread(message, _nobody_waits), {self.cell})
+        self.node.hand_on(name, message, self.node.new_spread(message, _nobody_waits), {self.cell})
 
     def interest(self, topic_filter: bytes, count: int) -> None:
         self._change(topic_filter, self._cell.filters.get(topic_filter, 0) + count)

@@ -12,6 +12,7 @@ from sluice.broker.connection import Connection
 from sluice.cluster.lines import LineTransport
 
 CLIENT: Final = b"client "
+LEG: Final = b"leg"
 
 
 def greeting_of(transport: Any) -> bytes:
@@ -22,9 +23,13 @@ def greeting_of(transport: Any) -> bytes:
     return CLIENT + json.dumps(told).encode()
 
 
+def is_known(greeting: bytes) -> bool:
+    return greeting == LEG or greeting.startswith(CLIENT)
+
+
 def guest(connection: Connection, greeting: bytes) -> Guest:
     """The protocol of a line that was opened with `greeting`: to a connection of the cell."""
-    if not greeting.startswith(CLIENT):
+    if greeting == LEG:
         connection.trusted = True
         return Guest(connection, {})
     facts = json.loads(greeting[len(CLIENT) :])

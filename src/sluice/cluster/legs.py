@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
@@ -13,6 +13,7 @@ from sluice.broker.abroad import Legs
 from sluice.broker.connection import Connection
 from sluice.broker.queue_consumer import user_property
 from sluice.broker.queue_topics import PREFIX, Wishes, parse_queue_topic, read_wishes
+from sluice.cluster.guest import LEG
 from sluice.cluster.leg import Leg
 from sluice.cluster.lines import LineTransport
 from sluice.cluster.where import EVERYWHERE, cell_of_filter
@@ -23,8 +24,6 @@ from sluice.wire.topics import matches
 if TYPE_CHECKING:
     from sluice.broker.session import Session
     from sluice.cluster.cell import CellAbroad
-
-GREETING: Final = b"leg"
 
 
 class SessionLegs(Legs):
@@ -41,6 +40,7 @@ class SessionLegs(Legs):
         session = self.session
         if packet.qos > 0:
             session.answer_later(packet)
+        session.defer_receipt(packet)
         if packet.qos == 2 and not settles:
             _name(packet)
         leg = self._leg(int(cell))
@@ -87,7 +87,7 @@ class SessionLegs(Legs):
     # ---- for the legs
 
     def dial(self, cell: int, leg: Leg) -> None:
-        self._abroad.node.dial(cell, GREETING, leg)
+        self._abroad.node.dial(cell, LEG, leg)
 
     def is_connected(self) -> bool:
         return self.session.connection is not None
@@ -121,7 +121,7 @@ class SessionLegs(Legs):
 
     def end_far(self, cell: int) -> None:
         """A far session that outlived its line is to end, and there is no line to say so."""
-        self._abroad.node.dial(cell, GREETING, Farewell(self.session.client_id))
+        self._abroad.node.dial(cell, LEG, Farewell(self.session.client_id))
 
     def covers(self, topic_filter: bytes, topic: bytes) -> bool:
         """Whether a delivery on this topic is of that subscription."""

@@ -17,7 +17,7 @@ from sluice.cluster.bridge import GREETING as BRIDGE
 from sluice.cluster.bridge import Bridge, BridgeEnd
 from sluice.cluster.cell import Cell
 from sluice.cluster.frames import ANY_CELL, Goal
-from sluice.cluster.guest import guest
+from sluice.cluster.guest import guest, is_known
 from sluice.cluster.interest import Interest, pick
 from sluice.cluster.lines import LineProtocol, NoOwner
 from sluice.cluster.local_line import join
@@ -66,7 +66,9 @@ class Node:
 
     def closed(self, cell: int) -> None:
         """It is not ours any more. What it was interested in is so until its next owner says otherwise."""
-        self.local.pop(cell, None)
+        found = self.local.pop(cell, None)
+        if found is not None:
+            found.lose()
 
     def peers_changed(self, peers: Iterable[str]) -> None:
         """The ids of all other nodes that live."""
@@ -98,7 +100,9 @@ class Node:
         if greeting == BRIDGE:
             return BridgeEnd(self)
         here = self.local.get(cell)
-        return guest(here.broker.connect(), greeting) if here is not None else None
+        if here is None or not is_known(greeting):
+            return None
+        return guest(here.broker.connect(), greeting)
 
     # ---- interest
 
@@ -113,6 +117,7 @@ class Node:
             return  # it has moved here meanwhile
         if whole:
             self.interest.replace(cell, filters)
+            self.retry()  # it is open there
         else:
             self.interest.change(cell, filters)
 
@@ -124,6 +129,12 @@ class Node:
         waiting.one()
 
     # ---- publishes
+
+    def new_spread(self, message: Publish, done: Callable[[int, str], None]) -> Spread:
+        """A publish of this node, on its way. Where a cell moves before it has kept it, the next owner is asked."""
+        spread = Spread(message, done)
+        spread.lost = lambda cell: self.send_again((cell, []), spread)
+        return spread
 
     def spread(self, goals: Mapping[int, list[bytes]], message: Publish, spread: Spread | None) -> None:
         """Send a message to cells, with the shared subscriptions that each is to choose a member for."""
@@ -155,7 +166,11 @@ class Node:
             bridge.publish([goal], message, spread)
         elif spread is not None:
             spread.wait()
-            self._park(Parked(goal, spread, self.now() + PARK_SECONDS))
+            self._park_spread(goal, spread)
+
+    def _park_spread(self, goal: Goal, spread: Spread) -> None:
+        spread.until = spread.until or self.now() + PARK_SECONDS
+        self._park(Parked(goal, spread, spread.until))
 
     def send_again(self, goal: Goal, spread: Spread) -> None:
         """It was not where it was sent: a cell has moved, or the members of shared subscriptions have gone."""
@@ -167,7 +182,7 @@ class Node:
             self.send(goal, spread.message, spread)
         else:
             spread.wait()  # the owner does not know yet, or we do not: a moment later one of us does
-            self._park(Parked(goal, spread, self.now() + PARK_SECONDS))
+            self._park_spread(goal, spread)
             asyncio.get_running_loop().call_later(0.05, self.retry)
 
     def hand_on(self, name: bytes, message: Publish, spread: Spread | None, past: set[int]) -> None:

@@ -14,24 +14,23 @@ if TYPE_CHECKING:
     from sluice.cluster.frames import Goal
 
 
-class Spread(Publisher):
+class Spread:
     """Answered when every cell that had to keep something has it: `done` gets how many receivers there were, and the
     first refusal, if there was one."""
 
-    def __init__(self, message: Publish, done: Callable[[int, str], None]) -> None:
+    def __init__(
+        self, message: Publish, done: Callable[[int, str], None], lost: Callable[[int], None] | None = None
+    ) -> None:
         self.message = message
         self.taken = 0
         self.fault = ""
-        self.given_up = False
+        self.until = 0.0  # when it is given up, once it had to wait for the owner of a cell
+        self.lost = lost  # told of a cell that was to keep it and is not here any more
         self._done = done
         self._waiting = 1
 
     def wait(self) -> None:
         self._waiting += 1
-
-    def stored(self, tag: i64) -> None:
-        """The store of a cell of this node has it."""
-        self.finish(0)
 
     def finish(self, taken: int, fault: str = "") -> None:
         self.taken += taken
@@ -39,6 +38,27 @@ class Spread(Publisher):
         self._waiting -= 1
         if self._waiting == 0:
             self._done(self.taken, self.fault)
+
+
+class Kept(Publisher):
+    """What the store of one cell of this node owes a publish."""
+
+    def __init__(self, owed: set[Kept], spread: Spread) -> None:
+        self._owed = owed
+        self._spread = spread
+        owed.add(self)
+        spread.wait()
+
+    def stored(self, tag: i64) -> None:
+        if self in self._owed:
+            self._owed.discard(self)
+            self._spread.finish(0)
+
+    def lose(self, cell: int) -> None:
+        """The cell has moved, or is to: its next owner is asked."""
+        if self._spread.lost is not None:
+            self._spread.lost(cell)
+        self.stored(0)
 
 
 class Lookup:
