@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from typing import Annotated, Any
 
 import typer
 
+from sluice.cli.failures import Failure
 from sluice.cli.output import Column, facts, table
 from sluice.cli.remote import Visit, command
 from sluice.cli.wording import count, duration, plural, read_time, size
+from sluice.notation import parse_duration
 
 
 def add_to(root: typer.Typer, panel: str) -> None:
@@ -86,9 +89,15 @@ def cluster_status(
     visit: Visit,
     queue: Annotated[str, typer.Option("--queue", "-q", help="Say which node has this queue.")] = "",
     cells: Annotated[bool, typer.Option("--cells", help="List every cell and who holds it.")] = False,
+    wait: Annotated[
+        str, typer.Option("--wait", help="Wait so long (60s) until every cell is where it should be.")
+    ] = "0",
+    nodes: Annotated[
+        int, typer.Option("--nodes", help="With --wait: and until so many nodes are there.")
+    ] = 1,
 ) -> None:
     """Nodes, how many cells each holds, and which cells are on their way elsewhere."""
-    found = visit.api.get("cluster", queue=queue) if queue else visit.api.get("cluster")
+    found = _await_cluster(visit, parse_duration(wait), nodes, queue)
     if visit.answered(found):
         return
     if not found["enabled"]:
@@ -137,3 +146,25 @@ def cluster_status(
                 ],
             )
         )
+
+
+def _await_cluster(visit: Visit, seconds: float, nodes: int, queue: str) -> Any:
+    """The cluster as it is, or as soon as it is settled; a node that is not up yet is waited for too."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            found = visit.api.get("cluster", queue=queue) if queue else visit.api.get("cluster")
+        except Failure:
+            if time.monotonic() > until:
+                raise
+        else:
+            settled = not found["enabled"] or (found["moving"] == 0 and len(found["nodes"]) >= nodes)
+            if settled or seconds == 0:
+                return found
+            if time.monotonic() > until:
+                there, moving = len(found["nodes"]), plural(found["moving"], "cell")
+                raise Failure(
+                    f"the cluster has not settled: {there} of {plural(nodes, 'node')} there, {moving} on the way",
+                    "Look into the logs of the nodes, or wait longer",
+                )
+        time.sleep(0.1)
