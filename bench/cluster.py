@@ -158,9 +158,9 @@ async def hops(cluster: Cluster, one: Cluster) -> None:
         for home in list(names)[:4]:
             found[home, cell] = await round_trip(port, names[home], queues[cell])
     times = sorted(found.values())
-    print(
-        f"through a node of three, best to worst: p50 {times[0]:6.2f} ... {statistics.median(times):.2f} ... {times[-1]:.2f} ms"
-    )
+    middle = statistics.median(times)
+    print("through a node of three, p50 of the best pair of session and queue, the middle one, the worst:")
+    print(f"    {times[0]:.2f} ms   {middle:.2f} ms   {times[-1]:.2f} ms")
 
 
 async def main(messages: int, cells: int) -> None:
