@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
+from sluice.cluster.settings import LinkAddress
 from sluice.config import NEVER, Settings
 from sluice.fields import Between
 from sluice.notation import Address, show_duration
@@ -67,6 +68,25 @@ SERVER: dict[str, str] = {
     "no limit besides the queue's own",
     "redis.standby": "wait for a store that has an owner, however long, instead of giving up",
     "redis.rebalance": "how often one that stands by looks whether the store is free",
+    "cluster.coordinator": "where nodes meet: `etcd`, `redis` (the one in `store`), or `off`: this node is alone; see "
+    "[cluster.md](cluster.md)",
+    "cluster.name": "nodes with the same one, at the same coordinator, are one cluster",
+    "cluster.node": "this node's name, which outlives a restart; empty: host name and port of the link",
+    "cluster.cells": "into how many parts queues and sessions fall, each with one owner; for the life of the cluster",
+    "cluster.listen": "for the other nodes",
+    "cluster.advertise": "host under which the others reach this node; empty: where it listens",
+    "cluster.advertise_link": "whole address of the link, where a port is mapped on the way",
+    "cluster.tls_cert": "certificate of this node, shown to the others and checked by them",
+    "cluster.tls_key": "its private key, without a pass phrase",
+    "cluster.tls_ca": "who signed the certificates of the nodes",
+    "cluster.trusted_network": "`true`: the link may go beyond loopback without TLS",
+    "cluster.etcd_endpoints": "members of etcd, HOST:PORT; one that lives is enough to begin",
+    "cluster.etcd_lease_ttl": "a node that is not heard of for so long is dead; of leases in Redis as well",
+    "cluster.etcd_ca": "given: TLS to etcd, whose certificates this CA signed",
+    "cluster.etcd_cert": "certificate that etcd may ask for",
+    "cluster.etcd_key": "its private key",
+    "cluster.heartbeat": "between signs of life on the links",
+    "cluster.silence": "a node that most others have not heard for so long is put out, before its lease ends",
     "auth.allow_anonymous": "who may connect without a name: everybody, nobody, or (not set) everybody on loopback, "
     "as long as there are no users. Not set and a listener beyond loopback: the start is refused",
     "auth.users": "file of users, made by `sluice user add`; see [security.md](security.md)",
@@ -266,6 +286,8 @@ def allowed(field: FieldInfo) -> str:
         if name in ALLOWED:
             return ALLOWED[name]
     kinds = [one for one in get_args(field.annotation) if one is not type(None)] or [field.annotation]
+    if field.annotation is Address or LinkAddress in kinds:
+        return "HOST:PORT"
     if Address in kinds:
         return "HOST:PORT, or `off`; port 0: any free one"
     if bool in kinds:
@@ -313,8 +335,8 @@ def default(field: FieldInfo) -> str:
         return "never"
     if between is not None and between.show is show_duration:
         return show_duration(value)
-    if value == []:
-        return "none"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
     return str(value)
 
 

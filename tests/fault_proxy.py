@@ -8,9 +8,10 @@ from contextlib import suppress
 
 
 class FaultProxy:
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, at: int = 0) -> None:
+        """To `port`; listens at a port of its own, or at one that was given back."""
         self._target = ("127.0.0.1", port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", at))
         self.port = int(self._listener.getsockname()[1])
         self._lines: list[tuple[socket.socket, socket.socket]] = []
         self._lock = threading.Lock()

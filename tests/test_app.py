@@ -8,10 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from sluice.access.gate import Gate
-from sluice.app import House, access_of, limits_from
+from sluice.app import access_of, limits_from
 from sluice.broker.broker import Broker
 from sluice.config import Settings
 from sluice.errors import BrokerBroken
+from sluice.house import House
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ async def house(stop: asyncio.Event) -> House:
     loop = asyncio.get_running_loop()
     gate: Gate = access_of(settings)[0]
     broker = Broker(loop, limits_from(settings), gate, lambda event, facts: None)
-    one = House(settings, broker, stop)
+    one = House(settings, broker, stop.set)
     loop.set_exception_handler(one.broke)
     return one
 

@@ -20,7 +20,6 @@ FLOOR = frozenset({"", "message", "errors", "clock", "metrics", "notation"})
 ARROWS: dict[str, frozenset[str]] = {
     "wire": frozenset(),
     "store": frozenset(),
-    "cluster": frozenset(),
     "logs": frozenset(),
     "fields": frozenset(),
     "schema": frozenset(),
@@ -32,7 +31,8 @@ ARROWS: dict[str, frozenset[str]] = {
     "worker": frozenset({"client"}),
     "spark": frozenset({"client", "markup"}),
     "bench": frozenset({"client", "wire", "markup"}),
-    "broker": frozenset({"wire", "queues", "cluster"}),
+    "broker": frozenset({"wire", "queues"}),
+    "cluster": frozenset({"broker", "queues", "store", "wire", "fields"}),
     "access": frozenset({"broker", "wire", "fields"}),
     "bulk": frozenset({"queues", "store"}),
     "admin": frozenset({"access", "broker", "queues", "cluster", "bulk"}),
@@ -41,7 +41,7 @@ ARROWS: dict[str, frozenset[str]] = {
 }
 
 # These put the rooms together and may know them all.
-BUILDERS = frozenset({"app", "cli", "config", "config_sources", "__main__"})
+BUILDERS = frozenset({"app", "house", "clustered", "cli", "config", "config_sources", "__main__"})
 
 
 def modules_below(sources: Path) -> dict[str, Path]:

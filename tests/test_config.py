@@ -113,6 +113,12 @@ def test_session_expiry_is_whole_seconds_or_never(tmp_path: Path, text: str, sec
         ("[tls]\ncert = 'no-such.pem'", ["tls.cert = no-such.pem", "PEM"]),
         ("store = 'sqlite'", ["store = sqlite", "redis://"]),
         ("[listen]\nwss = '127.0.0.1:0'", ["listen.wss", "tls.cert", "tls.key"]),
+        ("[cluster]\ncoordinator = 'etcd'", ["cluster.coordinator", "redis://HOST:PORT"]),
+        (
+            "store = 'redis://h'\n[cluster]\ncoordinator = 'etcd'\nlisten = '10.0.0.1:7946'",
+            ["cluster.listen = 10.0.0.1:7946", "cluster.tls_ca", "cluster.trusted_network"],
+        ),
+        ("[cluster]\nsilence = '600ms'", ["cluster.silence", "cluster.heartbeat"]),
         ("[mqtt]\nmax_qos = \n", ["sluice.toml is not TOML", "line 2"]),
     ],
 )

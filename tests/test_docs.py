@@ -187,7 +187,9 @@ def test_links_into_pages_lead_to_a_heading(page: str) -> None:
 
 def test_the_paths_of_the_architecture_name_functions_that_are_there() -> None:
     paths = [text for info, text in blocks("ARCHITECTURE.md") if info == "text path"]
-    steps = re.findall(r"\b((?:access|admin|broker|queues|store|wire)(?:/\w+)+)\.(\w+)", "\n".join(paths))
+    steps = re.findall(
+        r"\b((?:access|admin|broker|cluster|queues|store|wire)(?:/\w+)+)\.(\w+)", "\n".join(paths)
+    )
     assert len(steps) > 40
     sources = ROOT / "src/sluice"
     missing = [

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import os
-import random
-import re
 import resource
 import signal
 import ssl
@@ -19,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -27,63 +24,40 @@ from sluice import __version__
 from sluice.access.gate import Gate
 from sluice.access.identity import Keyring
 from sluice.access.start import access_for
-from sluice.admin.desk import Desk
-from sluice.admin.service import AdminService
-from sluice.admin.storing import StoreDesk
-from sluice.alerts import AlertSender
-from sluice.broker.admin_topics import AdminTopics
 from sluice.broker.broker import Broker
-from sluice.broker.ecq_door import EcqDoor
-from sluice.broker.keeper import Keeper
 from sluice.broker.limits import Limits
 from sluice.broker.listener import Door, open_door
-from sluice.broker.queue_door import QueueDoor
-from sluice.broker.responses import Responses
-from sluice.broker.scheduler import Repeated
 from sluice.broker.sys_topics import SysTopics
-from sluice.clock import steady_time
 from sluice.config import Settings
-from sluice.errors import BrokerBroken, ConfigError, InvalidQueueConfig, SluiceError, StoreFailed, StoreLocked
+from sluice.errors import ConfigError, SluiceError, StoreFailed, StoreLocked
+from sluice.house import House
 from sluice.logs import hide_secrets
 from sluice.notation import Address
-from sluice.queues.compression import ZstdCodec
-from sluice.queues.config import PARTITIONS, read_config
-from sluice.queues.dead_letters import Alert
-from sluice.queues.engine import Engine
-from sluice.queues.exclusive import ExclusiveRules
-from sluice.queues.keeping import Kept
-from sluice.queues.rules import Rules
-from sluice.queues.runner import Runner
-from sluice.queues.service import QueueService
-from sluice.schema import fault_of_schema, validator_of
-from sluice.store.embedded.store import EmbeddedStore
-from sluice.store.memory import MemoryStore
-from sluice.store.protocol import Store
 from sluice.supervisor import Supervisor, stop_on_signals
-from sluice.wire import decode as wire_decode
-from sluice.wire.topics import matches
 
 if TYPE_CHECKING:
+    from sluice.admin.desk import Desk
     from sluice.admin.grpc.server import GrpcTls
     from sluice.admin.thread import AdminThread, OpenDoor
-    from sluice.queues.meaning import QueueMeaning
-    from sluice.store.redis.aggregate import StoreSum
-    from sluice.store.redis.store import RedisStore
+    from sluice.cluster.directory import Directory
 
 log = logging.getLogger(__name__)
 
 SWITCH_SECONDS = 0.0005  # how long the log writer waits for the loop to let it run, at most
-SETTLE_SECONDS = 0.005  # what acknowledgements of work may wait for a frame to ride in
 BODY_FRAME_BYTES = 65_536  # of a publish over HTTP: everything that is not its payload
 RESERVED_DESCRIPTORS = 256
-OUR_ROOMS = re.compile(r"sluice/(broker|queues|store)/")
 LAST_WORDS_SECONDS = 2.0  # what a stop waits for clients to read our DISCONNECT
 
 
 def serve(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT."""
     sys.setswitchinterval(SWITCH_SECONDS)
-    uvloop.run(run(settings))
+    if settings.cluster.coordinator == "off":
+        uvloop.run(run(settings))
+    else:
+        from sluice import clustered  # gRPC and all that, for those who are not alone
+
+        uvloop.run(clustered.run(settings))
 
 
 async def run(settings: Settings) -> None:
@@ -97,15 +71,15 @@ async def run(settings: Settings) -> None:
     broker = Broker(loop, limits, gate, log_event)
     gate.attach(broker, loop)
     loop.add_signal_handler(signal.SIGHUP, gate.look)
-    house = House(settings, broker, stop)
+    house = House(settings, broker, stop.set)
     loop.set_exception_handler(house.broke)
     doors: list[Door] = []
     admin: AdminThread | None = None
     try:
-        if not await house.take_store():
+        if not await take_store(settings, house, stop):
             return
-        await open_doors(settings, broker, doors)
-        admin = admin_thread(settings, house, keyring)
+        await open_listeners(settings, broker.connect, doors)
+        admin = admin_thread(settings, house.desk(), house.fault, keyring)
         opened: list[Door | OpenDoor] = [*doors, *(await admin.start() if admin is not None else [])]
         SysTopics(broker, __version__).start()
         quiet_collector()
@@ -128,316 +102,41 @@ async def run(settings: Settings) -> None:
     log.info("stopped")
 
 
-class House:
-    """The queues and what they stand on: the store, the engine that it brings back to life, and their door."""
-
-    def __init__(self, settings: Settings, broker: Broker, stop: asyncio.Event) -> None:
-        self._settings = settings
-        self._broker = broker
-        self._stop = stop
-        self._restoring: asyncio.Future[list[Kept]] | None = None
-        self._alerts = AlertSender(allowed=settings.webhooks.allow)
-        self._is_elsewhere = settings.store not in ("embedded", "memory")
-        self._partitions = settings.redis.partitions if self._is_elsewhere else PARTITIONS
-        self._runner: Runner | None = None
-        self._admin: AdminService | None = None
-        self._unavailable = ""
-        self._on_opened: Callable[[], None] | None = None
-        self._polling: asyncio.TimerHandle | None = None
-        self._redis: RedisStore | None = None
-        self.failure: Exception | None = None
-
-    async def take_store(self) -> bool:
-        """Open the store. One that another broker has may be waited for (`redis.standby`); False when we were asked to
-        stop meanwhile."""
-        if not (self._is_elsewhere and self._settings.redis.standby):
-            await self.open()
-            return True
-        while await self._stand_by():
-            try:
-                await self.open()
-                return True
-            except StoreLocked:
-                log.info("another broker was faster")
-        return False
-
-    async def _stand_by(self) -> bool:
-        """Look until nobody has the store; False when we were asked to stop."""
-        from sluice.store.redis.standby import owner_of
-
-        redis = self._settings.redis
-        last = ""
-        while not self._stop.is_set():
-            ask = partial(owner_of, self._settings.store, redis.prefix, redis.answer_timeout)
-            owner = await asyncio.to_thread(ask)
-            if not owner:
-                return True
-            if owner != last:
-                last = owner
-                log.warning("standing by: the store has an owner", extra={"owner": hide_secrets(owner)})
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), redis.rebalance)
-        return False
-
-    async def open(self) -> None:
-        """Bring back what the store holds, before any client can come in."""
-        check_templates(self._settings, self._alerts.guard.fault_of_url)
-        loop = asyncio.get_running_loop()
-        broker = self._broker
-        turn = broker.turn
-        engine = Engine(self._rules_for, random.random, self._settings.queues.cache_bytes, ZstdCodec())
-        engine.exclusive.rules = exclusive_rules(self._settings)
-        runner = Runner(
-            engine,
-            self._make_store(engine),
-            steady_time,
-            loop.call_later,
-            turn.send,
-            self._report,
-            SETTLE_SECONDS,
-            loop.call_soon,
-        )
-        recovery = runner.open(lambda name, text: read_config(json.loads(text), name).rules())
-        runner.on_broken = self._failed
-        if self._on_opened is not None:
-            self._on_opened()
-        self._runner = runner
-        log.info(
-            "store opened",
-            extra={
-                "store": hide_secrets(self._settings.store),
-                "segments": recovery.segments,
-                "messages": recovery.messages,
-                "torn_bytes": recovery.torn_bytes,
-            },
-        )
-        for note in recovery.notes:
-            log.warning(note)
-        restoring: asyncio.Future[list[Kept]] = loop.create_future()
-        self._restoring = restoring
-        runner.restore(restoring.set_result)
-        router = broker.router
-        router.keeper = Keeper(engine.keeping, turn)
-        turn.before_flush = runner.end_turn
-        runner.frame_taken = router.frame_taken
-        service = QueueService(
-            engine, fault_of_schema, self._alerts.guard.fault_of_url, partitions=self._partitions
-        )
-        door = QueueDoor(engine, turn, router.subscriptions, service, validator_of)
-        if self._settings.queues.enabled:
-            router.door = door
-            runner.on_made = router.door.appeared
-            router.door.admin = AdminTopics(router, router.door, broker.scheduler)
-            router.door.responses = Responses(router, broker.scheduler)
-            router.door.bindings_changed()
-            self._check_owners(router.door.ecq)
-        router.keeper.restore(await restoring, router, broker.registry)
-        if self._settings.salvage:
-            runner.leave_damage_behind()
-        router.retained.forgotten = router.keeper.drop_retained
-        store = hide_secrets(self._settings.store)
-        direct = self._settings.store == "embedded"
-        told = StoreDesk(store, runner.segment_sizes, self.fault, self._ask_redis if self._redis else None)
-        self._admin = AdminService(
-            engine, runner, door, broker, store, how_built(), direct=direct, store=told
-        )
-
-    def _check_owners(self, door: EcqDoor) -> None:
-        """From time to time, whether every owner that is subscribed is also served."""
-        registry = self._broker.registry
-        seconds = self._settings.ecq.check_interval
-        check = Repeated(seconds, lambda: door.heal(list(registry.sessions.values())))
-        self._broker.scheduler.wake_at(self._broker.turn.now + seconds, check)
-
-    def desk(self) -> Desk:
-        """Where the admin doors put their questions, once the house is open."""
-        assert self._admin is not None
-        return Desk(self._admin, asyncio.get_running_loop())
-
-    def fault(self) -> str:
-        """What is wrong with the store, or nothing."""
-        return self._unavailable if self.failure is None else str(self.failure)
-
-    def _make_store(self, engine: Engine) -> Store:
-        loop = asyncio.get_running_loop()
-        if self._settings.store == "memory":
-            return MemoryStore(loop.call_soon)
-        if self._settings.store == "embedded":
-            return EmbeddedStore(
-                str(self._settings.data),
-                loop.call_soon_threadsafe,
-                self._failed,
-                salvage=self._settings.salvage,
-                min_free_bytes=self._settings.disk.min_free,
-                on_short=self._short_of_room,
-            )
+async def take_store(settings: Settings, house: House, stop: asyncio.Event) -> bool:
+    """Open the store. One that another broker has may be waited for (`redis.standby`); False when we were asked to
+    stop meanwhile."""
+    if settings.store in ("embedded", "memory") or not settings.redis.standby:
+        await house.open()
+        return True
+    while await _stand_by(settings, stop):
         try:
-            from sluice.queues.meaning import QueueMeaning
-            from sluice.store.redis.options import Options
-            from sluice.store.redis.store import RedisStore
-        except ImportError as missing:
-            raise ConfigError(
-                f"the store in Redis needs packages that are not here: {missing.name}",
-                "Install sluice[redis]",
-            ) from missing
-        redis = self._settings.redis
-        engine.max_length = redis.max_length
-        meaning = QueueMeaning(engine)
-        store = RedisStore(
-            self._settings.store,
-            loop.call_soon_threadsafe,
-            self._failed,
-            on_stall=self._stalled,
-            meaning=meaning,
-            options=Options(
-                prefix=redis.prefix,
-                lease_seconds=redis.lease,
-                renew_seconds=redis.renew,
-                answer_seconds=redis.answer_timeout,
-                wait_seconds=redis.wait,
-                poll_seconds=redis.poll,
-                batch=redis.batch,
-                pending_scan_seconds=redis.pending_scan,
-                claim_idle_seconds=redis.claim_idle,
-                claim_batch=redis.claim_batch,
-                mover_batch=redis.mover_batch,
-                mover_seconds=redis.mover_interval,
-                max_length=redis.max_length,
-            ),
-        )
-        self._redis = store
-        self._on_opened = partial(self._show, store, meaning, redis.poll)
-        return store
-
-    async def _ask_redis(self) -> StoreSum:
-        """What Redis shows of the queues, to anybody who asks."""
-        from sluice.store.redis.aggregate import ask_redis
-
-        redis = self._settings.redis
-        return await asyncio.to_thread(ask_redis, self._settings.store, redis.prefix, redis.answer_timeout)
-
-    def _show(self, store: RedisStore, meaning: QueueMeaning, poll: float) -> None:
-        """The queues are back: show them to those who look into Redis, from now on."""
-        meaning.learn()
-        store.begin_showing()
-        self._follow(store, poll)
-
-    def _follow(self, store: RedisStore, poll: float) -> None:
-        store.look(steady_time())
-        self._polling = asyncio.get_running_loop().call_later(poll, self._follow, store, poll)
-
-    def _rules_for(self, name: str) -> tuple[Rules, str]:
-        """What a queue that comes into being is like: the first template whose pattern matches its name."""
-        for template in self._settings.queues.templates:
-            if matches(template.match.encode(), name.encode()):
-                config = read_config(template.config, name, partitions=self._partitions)
-                return config.rules(), config.text()
-        config = read_config({}, name, partitions=self._partitions)
-        return config.rules(), config.text()
-
-    def _report(self, alerts: list[Alert], warnings: list[str]) -> None:
-        for alert in alerts:
-            self._alerts.send(alert)
-        for warning in warnings:
-            log.warning(warning)
-
-    def _stalled(self, reason: str) -> None:
-        """The store takes no writes, or takes them again. What was acknowledged is safe; what is new is refused."""
-        if reason:
-            log.error(
-                "the store takes no writes: publishers are refused", extra={"reason": hide_secrets(reason)}
-            )
-        else:
-            log.warning("the store takes writes again")
-        self._unavailable = hide_secrets(reason)
-        assert self._runner is not None
-        self._runner.engine.unavailable = self._unavailable
-        self._broker.router.stalled(self._unavailable)
-
-    def _short_of_room(self, reason: str) -> None:
-        """The disk is nearly full, or has room again. Whatever would have to be kept is refused; what is kept goes on
-        being delivered and settled, which makes room."""
-        if reason:
-            log.error("the disk is nearly full: publishers are refused", extra={"reason": reason})
-        else:
-            log.warning("the disk has room again")
-        self._unavailable = reason
-        assert self._runner is not None
-        self._runner.engine.unavailable = reason
-        self._runner.engine.no_room = bool(reason)
-        self._broker.router.no_room = bool(reason)
-        self._broker.router.stalled(reason)
-
-    def broke(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An exception that nobody has caught. One in a callback of ours has ended a turn in the middle: frames that
-        nobody commits, answers that nobody sends. So has a lack of memory, wherever it was felt. Nobody knows what is
-        half done then, so the process ends as if it had been killed, and a restart goes by what the store has. All
-        others cost a connection or a task, and a line in the log."""
-        error = context.get("exception")
-        if isinstance(error, MemoryError) or ("handle" in context and is_ours(error)):
-            assert isinstance(error, Exception)
-            self._failed(BrokerBroken(error))
-        with suppress(MemoryError):
-            loop.default_exception_handler(context)
-
-    def _failed(self, fault: Exception) -> None:
-        """The disk has failed us, or we have: nothing more is acknowledged, and a restart recovers what was."""
-        if self.failure is not None:
-            return
-        self.failure = fault
-        self._stop.set()
-        if self._runner is not None:
-            self._runner.freeze()
-        with suppress(MemoryError):
-            log.critical("the broker cannot go on", extra={"fault": str(fault)})
-        if self._restoring is not None and not self._restoring.done():
-            self._restoring.set_exception(fault)
-
-    async def close(self) -> None:
-        await self._alerts.close()
-        runner = self._runner
-        if self._polling is not None:
-            self._polling.cancel()
-            if self._redis is not None and self.failure is None:
-                self._redis.look(steady_time())  # what was delivered since the last look
-        if runner is not None:
-            if self.failure is None:
-                kept = asyncio.Event()
-                runner.when_kept(kept.set)
-                with suppress(TimeoutError):  # nobody was told that the rest is kept
-                    async with asyncio.timeout(self._settings.redis.wait if self._is_elsewhere else None):
-                        await kept.wait()
-            runner.close()
-
-
-def is_ours(error: BaseException | None) -> bool:
-    """Whether a room on the path of a message was at work when this was raised, and not only a library."""
-    trace = error.__traceback__ if isinstance(error, Exception) else None
-    while trace is not None:
-        if OUR_ROOMS.search(trace.tb_frame.f_code.co_filename):
+            await house.open()
             return True
-        trace = trace.tb_next
+        except StoreLocked:
+            log.info("another broker was faster")
     return False
 
 
-def check_templates(settings: Settings, fault_of_webhook: Callable[[str], str]) -> None:
-    """A template that cannot be used is told at the start, not to the first publisher whose queue it is for."""
-    for template in settings.queues.templates:
-        try:
-            rules = read_config(template.config, "any").rules()
-            fault = fault_of_schema(rules.schema) if rules.schema else ""
-            if not fault and rules.alert_webhook:
-                fault = fault_of_webhook(rules.alert_webhook)
-        except InvalidQueueConfig as error:
-            fault = str(error)
-        if fault:
-            raise ConfigError(
-                f"queues.templates: the one for {template.match!r} cannot be used: {fault}",
-                "Mend the template",
-            )
+async def _stand_by(settings: Settings, stop: asyncio.Event) -> bool:
+    """Look until nobody has the store; False when we were asked to stop."""
+    from sluice.store.redis.standby import owner_of
+
+    redis = settings.redis
+    last = ""
+    while not stop.is_set():
+        ask = partial(owner_of, settings.store, redis.prefix, redis.answer_timeout)
+        owner = await asyncio.to_thread(ask)
+        if not owner:
+            return True
+        if owner != last:
+            last = owner
+            log.warning("standing by: the store has an owner", extra={"owner": hide_secrets(owner)})
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), redis.rebalance)
+    return False
 
 
-async def open_doors(settings: Settings, broker: Broker, doors: list[Door]) -> None:
+async def open_listeners(settings: Settings, connect: Callable[[], object], doors: list[Door]) -> None:
     """Open every listener that has an address, adding it to `doors` at once: what is open is closed, come what may."""
     listen = settings.listen
     tls = tls_context(settings) if listen.mqtts or listen.wss else None
@@ -452,7 +151,7 @@ async def open_doors(settings: Settings, broker: Broker, doors: list[Door]) -> N
                 name,
                 address.host,
                 address.port,
-                broker.connect,
+                connect,
                 context,
                 settings.mqtt.max_packet_size,
                 settings.mqtt.connect_timeout,
@@ -460,8 +159,15 @@ async def open_doors(settings: Settings, broker: Broker, doors: list[Door]) -> N
             doors.append(door)
 
 
-def admin_thread(settings: Settings, house: House, keyring: Keyring) -> AdminThread | None:
-    """The doors for people and programs that look after the broker; None when they are all off."""
+def admin_thread(
+    settings: Settings,
+    desk: Desk,
+    store_fault: Callable[[], str],
+    keyring: Keyring,
+    directory: Directory | None = None,
+) -> AdminThread | None:
+    """The doors for people and programs that look after the broker; None when they are all off. In a cluster,
+    `directory` says which node has what."""
     if settings.http is None and settings.grpc is None:
         return None
     from sluice.admin.rest.bulk import BulkDoor
@@ -476,15 +182,30 @@ def admin_thread(settings: Settings, house: House, keyring: Keyring) -> AdminThr
         grpc_tls=grpc_tls(settings) if settings.tls.grpc else None,
         max_body=max_body,
         queues_enabled=settings.queues.enabled,
-        store_fault=house.fault,
+        store_fault=store_fault,
         bulk_door=lambda: BulkDoor(
             settings.data if settings.store == "embedded" else None,
             settings.bulk.max_batch_bytes,
             settings.bulk.max_stage_bytes,
             settings.bulk.stage_ttl,
         ),
+        directory=directory,
+        far_tls=far_tls(settings) if settings.tls.http else None,
+        far_grpc_authority=far_authority(settings) if settings.tls.grpc else None,
     )
-    return AdminThread(house.desk(), keyring, doors)
+    return AdminThread(desk, keyring, doors)
+
+
+def far_tls(settings: Settings) -> ssl.SSLContext:
+    """How the HTTPS doors of other nodes are known: by who signs for nodes, or whom the system trusts."""
+    authority = settings.cluster.tls_ca
+    return ssl.create_default_context(cafile=None if authority is None else str(authority))
+
+
+def far_authority(settings: Settings) -> bytes:
+    """The same for gRPC, where our own certificate stands for an authority that nobody has named."""
+    assert settings.tls.cert is not None
+    return (settings.cluster.tls_ca or settings.tls.cert).read_bytes()
 
 
 async def shut(broker: Broker, doors: list[Door]) -> None:
@@ -505,19 +226,6 @@ def limits_from(settings: Settings) -> Limits:
     for name, value in settings.mqtt:
         setattr(limits, name, [one.encode() for one in value] if isinstance(value, list) else value)
     return limits
-
-
-def exclusive_rules(settings: Settings) -> ExclusiveRules:
-    """How exclusive compacted queues behave. Of the room for bodies they have a quarter."""
-    told = settings.ecq
-    rules = ExclusiveRules()
-    rules.retention = told.retention
-    rules.sweep_interval = told.sweep_interval
-    rules.max_message_size = told.max_message_size
-    rules.max_keys = told.max_keys
-    rules.sync = told.durability == "sync"
-    rules.cache_bytes = settings.queues.cache_bytes // 4
-    return rules
 
 
 def access_of(settings: Settings) -> tuple[Gate, Keyring]:
@@ -562,11 +270,6 @@ def grpc_tls(settings: Settings) -> GrpcTls:
 def ready_line(doors: Sequence[Door | OpenDoor], store: str) -> str:
     parts = [f"sluice {__version__} ready", *(f"{door.name}={door.address}" for door in doors)]
     return " ".join([*parts, f"store={hide_secrets(store)}", f"pid={os.getpid()}"])
-
-
-def how_built() -> str:
-    """`compiled` when the rooms on the path of a message are native code, else `interpreted`."""
-    return "interpreted" if (wire_decode.__file__ or "").endswith(".py") else "compiled"
 
 
 def log_event(event: str, facts: dict[str, object]) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from sluice.access.settings import AuthSettings
+from sluice.cluster.settings import ClusterSettings
 from sluice.fields import Seconds, Section, lasting, number
 from sluice.notation import Address, parse_address, parse_duration
 from sluice.wire.topics import fault_of_filter
@@ -226,6 +227,7 @@ class Settings(Section):
     ecq: EcqSettings = EcqSettings()
     bulk: BulkSettings = BulkSettings()
     redis: RedisSettings = RedisSettings()
+    cluster: ClusterSettings = ClusterSettings()
     auth: AuthSettings = AuthSettings()
     webhooks: WebhookSettings = WebhookSettings()
     mqtt: MqttSettings = MqttSettings()
@@ -234,6 +236,15 @@ class Settings(Section):
     def _lease_is_renewed_in_time(self) -> Settings:
         if self.redis.renew * 3 > self.redis.lease:
             raise ValueError("redis.renew is more than a third of redis.lease, which would lapse too easily")
+        return self
+
+    @model_validator(mode="after")
+    def _nodes_share_a_store(self) -> Settings:
+        if self.cluster.coordinator != "off" and self.store in ("embedded", "memory"):
+            raise ValueError(
+                f"cluster.coordinator = {self.cluster.coordinator} needs a store that all nodes share; "
+                "set store = redis://HOST:PORT"
+            )
         return self
 
     @model_validator(mode="after")

@@ -63,7 +63,7 @@ class GuardedHouse(QueueHouse):
         watched = Watched(self.rules_path, read_rules, self.clock) if self.rules_path is not None else None
         self.gate = Gate(anonymous, self.passwords, rules=watched)
         self.broker.access = self.gate
-        self.gate._broker = self.broker
+        self.gate._brokers = lambda: [self.broker]
 
     def clock(self) -> float:
         return self.now

@@ -154,6 +154,22 @@ def test_what_was_delivered_and_not_settled_comes_again_after_a_crash(house: Que
     assert reason == 0x83
 
 
+def test_work_that_was_done_before_a_crash_and_is_told_after_it_counts(house: QueueHouse) -> None:
+    worker = house.connect("worker-1")
+    join(worker, "$queue/jobs")
+    put(worker, "$queue/jobs", b"x")
+    (before,) = take(worker)
+    house.advance(1)
+    house.crash()
+    worker = house.connect("worker-1")
+    reason, _ = settle(worker, "ack", before, delivery_token="7fffffffffffffff")
+    assert reason == 0x10  # it was never given out
+    reason, _ = settle(worker, "ack", before, delivery_token=facts(before)["delivery-token"])
+    assert reason == 0
+    join(worker, "$queue/jobs")
+    assert take(worker) == []
+
+
 # ---- refusals
 
 

@@ -74,6 +74,18 @@ def test_a_store_whose_owner_has_died_is_taken_when_the_lease_has_lapsed(stores:
     store.commit(message(1))
 
 
+def test_a_store_whose_owner_is_known_to_be_dead_is_seized_at_once_and_that_owner_writes_nothing_more(
+    stores: Stores,
+) -> None:
+    first = stores.make(lease_seconds=3600.0, renew_seconds=1000.0).open()
+    first.commit(message(1, b"before"))
+    owner = stores.make(seize=True).open()
+    owner.commit(message(2, b"by the new owner"))
+    assert not first.try_commit(message(2, b"by the old one"))
+    assert isinstance(first.failures[0], StoreFenced)
+    assert [record.body for record in owner.reopen().past.records] == [b"before", b"by the new owner"]
+
+
 def test_an_owner_that_slept_while_another_took_the_store_is_refused_by_redis(stores: Stores) -> None:
     sleeper = stores.make(renew_seconds=1000.0).open()
     sleeper.commit(message(1, b"before"))

@@ -10,6 +10,7 @@ what the files say now.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
@@ -83,8 +84,9 @@ class Gate:
         self._book = Book(rules.current()) if rules is not None else None
         self._certificate_user = certificate_user
         self._attempts = attempts or Attempts()
-        self._broker: Broker | None = None
+        self._brokers: Callable[[], list[Broker]] = list  # those that it answers for
         self._loop: Loop | None = None
+        self._looking: asyncio.TimerHandle | None = None
         self._rules_seen = rules.version if rules is not None else 0
         self._users_seen = passwords.users.version if passwords is not None else 0
 
@@ -204,10 +206,21 @@ class Gate:
 
     def attach(self, broker: Broker, loop: Loop) -> None:
         """Answer for this broker, and look after the files from now on."""
-        self._broker = broker
+        self._brokers = lambda: [broker]
         self._loop = loop
         if self._rules is not None or self._passwords is not None:
             broker.wake_at(broker.turn.now + LOOK_SECONDS, Repeated(LOOK_SECONDS, lambda: self.look(False)))
+
+    def attach_many(self, brokers: Callable[[], list[Broker]], loop: asyncio.AbstractEventLoop) -> None:
+        """The same for brokers that come and go: the cells of a node."""
+        self._brokers = brokers
+        self._loop = loop
+        if self._rules is not None or self._passwords is not None:
+            self._look_on(loop)
+
+    def _look_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.look(False)
+        self._looking = loop.call_later(LOOK_SECONDS, self._look_on, loop)
 
     def look(self, at_once: bool = True) -> None:
         """Take in what has changed in the files."""
@@ -226,9 +239,13 @@ class Gate:
                 self._review_users(users.current())
 
     def _review_rules(self) -> None:
-        broker, book = self._broker, self._book
-        if broker is None or book is None:
+        book = self._book
+        if book is None:
             return
+        for broker in self._brokers():
+            self._review_rules_of(broker, book)
+
+    def _review_rules_of(self, broker: Broker, book: Book) -> None:
         for connection in list(broker.connections):
             session = connection.session
             if session is None or session.grant is None:
@@ -243,9 +260,7 @@ class Gate:
 
     def _review_users(self, users: dict[str, User]) -> None:
         """Who was let in by a password that is not the user's any more, or with another role, has to go."""
-        if self._broker is None:
-            return
-        for connection in list(self._broker.connections):
+        for connection in [one for broker in self._brokers() for one in broker.connections]:
             session = connection.session
             if session is None or not session.user:
                 continue
@@ -260,6 +275,8 @@ class Gate:
                 )
 
     def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
         if self._passwords is not None:
             self._passwords.close()
 

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 
 from sluice.admin.desk import Desk
-from sluice.admin.figures import Figures, GroupFigures, QueueFigures, Tally, gather
+from sluice.admin.figures import Figures, GroupFigures, QueueFigures, Tally
 from sluice.admin.service import AdminService
 from sluice.admin.views import NodeView, StoreGroupView, StoreView
 from sluice.metrics import LATENCY_BOUNDS
@@ -122,7 +122,7 @@ async def exposition(desk: Desk) -> bytes:
 
 
 async def _ask(service: AdminService, tally: Tally) -> tuple[NodeView, Figures]:
-    return await service.node(), await gather(service._hands, tally)
+    return await service.node(), await service.figures(tally)
 
 
 def _lines(node: NodeView, figures: Figures) -> Iterator[str]:

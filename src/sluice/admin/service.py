@@ -11,6 +11,7 @@ from itertools import islice
 
 from sluice.admin import biography, diagnosis, letters, looking, messages, owners, publishing, words
 from sluice.admin.bulk import BulkDesk
+from sluice.admin.figures import Figures, Tally, gather
 from sluice.admin.hands import AT_ONCE, Hands, plain
 from sluice.admin.storing import StoreDesk
 from sluice.admin.views import (
@@ -84,6 +85,10 @@ class AdminService:
     async def recent_store(self) -> StoreView:
         """The same, perhaps some seconds old."""
         return await self._store.recent_view()
+
+    async def figures(self, tally: Tally) -> Figures:
+        """A copy of everything that is counted."""
+        return await gather(self._hands, tally)
 
     # ---- queues
 

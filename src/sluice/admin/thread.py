@@ -27,6 +27,7 @@ from sluice.admin.rest.bulk import CONNECTION, BulkDoor
 from sluice.admin.rest.line import IDLE_SECONDS, Line
 from sluice.admin.rest.live import LiveFeed
 from sluice.broker.listener import ListenerError
+from sluice.cluster.directory import Directory
 from sluice.notation import Address
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ class AdminDoors:
     queues_enabled: bool = True
     store_fault: Callable[[], str] = lambda: ""
     bulk_door: Callable[[], BulkDoor] = BulkDoor  # made on the door's own loop
+    directory: Directory | None = None  # of the cluster, if there is one
+    far_tls: ssl.SSLContext | None = None  # how the HTTP doors of other nodes are known
+    far_grpc_authority: bytes | None = (
+        None  # and who signed the certificates of their gRPC doors; None: no TLS
+    )
 
 
 @dataclass(frozen=True)
@@ -149,6 +155,8 @@ class AdminThread:
             queues_enabled=doors.queues_enabled,
             store_fault=doors.store_fault,
             bulk_door=doors.bulk_door(),
+            directory=doors.directory,
+            far_tls=doors.far_tls,
         )
         self.feed = app.feed
         server = HttpServer(app, bind("http", address), doors.tls, self._door_failed)
@@ -173,6 +181,8 @@ class AdminThread:
             address.port,
             doors.grpc_tls,
             queues_enabled=doors.queues_enabled,
+            directory=doors.directory,
+            far_authority=doors.far_grpc_authority,
         )
 
 
@@ -263,6 +273,8 @@ class HttpServer:
         if self._task is not None:
             await asyncio.wait([self._task])
         self._door.close()
+        if self._door.relay is not None:
+            await self._door.relay.close()
 
 
 def bind(name: str, address: Address) -> list[socket.socket]:

@@ -56,6 +56,7 @@ class Broker:
         self.connections: set[Connection] = set()
         self.started_at: float = self.turn.now
         self.stopping: bool = False
+        self.has_room_for: Callable[[str], bool] | None = None  # in a cluster: whether a client id lies here
         self._when_empty: Callable[[], object] | None = None
 
     def connect(self) -> Connection:
@@ -105,9 +106,17 @@ class Broker:
 
     def make_client_id(self) -> str:
         """A name for a client that has none; 96 random bits do not meet twice."""
-        return f"sluice-{secrets.token_hex(12)}"
+        while True:
+            name = f"sluice-{secrets.token_hex(12)}"
+            if self.has_room_for is None or self.has_room_for(name):
+                return name
 
-    def stop(self, when_empty: Callable[[], object]) -> None:
+    def stop(
+        self,
+        when_empty: Callable[[], object],
+        reason: int = SERVER_SHUTTING_DOWN,
+        why: str = "the server is shutting down",
+    ) -> None:
         """Tell every client that the server goes away, and call back when the last one has left."""
         self.stopping = True
         self._when_empty = when_empty
@@ -115,7 +124,7 @@ class Broker:
         if not self.connections:
             when_empty()
         for connection in list(self.connections):
-            connection.end(SERVER_SHUTTING_DOWN, "the server is shutting down")
+            connection.end(reason, why)
 
     def close(self) -> None:
         """The end: nothing waits any more, and whoever has not read our last words is cut off."""

@@ -58,6 +58,7 @@ class Connection(Deadline):
         self.peer_limit: i64 = NO_LIMIT  # the client's maximum packet size
         self.explain: bool = True  # the client wants reason strings
         self.alias_limit: i64 = 0  # outgoing topic aliases we may use
+        self.trusted: bool = False  # from another cell of the cluster, where it was judged
         self.proof: str = ""  # by which its user was known; empty: by none that can be taken back
         self.meter: Meter | None = None  # None: it may publish as fast as it can
         self.asking: list[bytes] | None = None  # what came while it is being found out who this is

@@ -31,6 +31,8 @@ class Crowd:
         if not limit:
             return True
         address = connection.address()
+        if not address:
+            return True  # from another cell, not from anywhere
         self._address_of[connection] = address
         count = self._by_address.get(address, 0) + 1
         self._by_address[address] = count

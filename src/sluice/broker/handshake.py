@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sluice.broker.access import Caller
+from sluice.broker.access import Caller, Verdict
 from sluice.broker.connection import NO_LIMIT, Connection
 from sluice.broker.meter import Meter
 from sluice.broker.permission import fault_of_will, review
@@ -27,7 +27,6 @@ from sluice.wire.reasons import (
 )
 
 if TYPE_CHECKING:
-    from sluice.broker.access import Verdict
     from sluice.broker.broker import Broker
 
 
@@ -45,6 +44,9 @@ class Handshake:
             return
         client_id = packet.client_id or self._broker.make_client_id()
         answer = Answer(self, connection, packet, client_id)
+        if connection.trusted:
+            answer.give(Verdict())
+            return
         caller = Caller(client_id, connection.address(), connection.transport)
         self._broker.access.admit(packet, caller, answer.give)
         if not answer.given:
@@ -91,6 +93,7 @@ class Handshake:
         )
         session, connack.session_present = self._broker.registry.open(connection, client_id, packet.clean)
         session.version = packet.version
+        session.foreign = connection.trusted
         session.grant = verdict.grant
         session.user = verdict.user
         if verdict.grant is not None and connack.session_present:

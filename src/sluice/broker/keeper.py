@@ -17,6 +17,7 @@ from sluice.broker.session import Session
 from sluice.broker.subscriptions import Subscription
 from sluice.broker.turn import Turn
 from sluice.queues.keeping import MAIL, RETAINED, SESSIONS, Keeping, Kept, write_readers
+from sluice.queues.ports import Publisher
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
@@ -36,9 +37,9 @@ class Keeper:
         self._turn.schedule()
         return int(self._turn.now * 1000.0)
 
-    def answer_when_kept(self, session: Session, tag: i64) -> None:
+    def answer_when_kept(self, publisher: Publisher, tag: i64) -> None:
         self._turn.schedule()
-        self._keeping.journal.add_receipt(session, tag)
+        self._keeping.journal.add_receipt(publisher, tag)
 
     def is_full(self) -> bool:
         """Whether more waits for the store than should."""
@@ -147,6 +148,7 @@ class Keeper:
         session.version = told["version"]
         session.expiry = told["expiry"]
         session.user = told.get("user")
+        session.foreign = told.get("foreign", False)
         for name, qos, no_local, as_published, handling, identifier in told["subscriptions"]:
             subscription = Subscription(
                 session, name.encode(), qos, no_local, as_published, handling, identifier
@@ -251,4 +253,6 @@ def encode_session(session: Session) -> bytes:
         "subscriptions": subscriptions,
         "queues": queues,
     }
+    if session.foreign:
+        told["foreign"] = True
     return json.dumps(told, separators=(",", ":")).encode()

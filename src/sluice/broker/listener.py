@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sluice.broker.connection import Connection
 from sluice.broker.websocket import serve_websocket
 from sluice.errors import SluiceError
 
@@ -43,7 +42,7 @@ async def open_door(
     name: str,
     host: str,
     port: int,
-    connect: Callable[[], Connection],
+    connect: Callable[[], object],
     tls: ssl.SSLContext | None,
     max_packet: int,
     handshake_timeout: float,

@@ -51,6 +51,7 @@ from sluice.errors import (
     InvalidQueueConfig,
     InvalidQueueName,
     QueueError,
+    StaleDelivery,
     UnknownDelivery,
     UnknownGroup,
 )
@@ -71,6 +72,7 @@ from sluice.wire.reasons import (
 from sluice.wire.topics import begins
 
 if TYPE_CHECKING:
+    from sluice.broker.abroad import Abroad
     from sluice.broker.admin_topics import AdminTopics
     from sluice.broker.connection import Connection
     from sluice.broker.responses import Responses
@@ -105,6 +107,7 @@ class QueueDoor:
         self._topics: dict[bytes, QueueTopic] = {}
         self._wishes = Wishes()
         self.members: QueueMembers = QueueMembers(engine, self.open)
+        self.abroad: Abroad | None = None  # None: all queues are here
         self.admin: AdminTopics | None = None  # who carries out what is published to $admin/...
         self.responses: Responses | None = None  # who keeps what is published to $queue/responses/...
 
@@ -144,12 +147,18 @@ class QueueDoor:
         topic = packet.topic
         self._begin()
         if topic[1] == ECQ_PREFIX[1]:
-            self.ecq.publish(packet, session, connection)
+            self._publish_value(packet, session, connection)
             return
         known = self._topics.get(topic)
         if known is None:
             known = self._parse(topic)
+            if self.abroad is not None and not session.foreign:
+                known.cell = self.abroad.cell_for(topic, packet.payload)
         verb = known.verb
+        if known.cell >= 0 and self.abroad is not None:
+            settles = ACK <= verb <= RELEASE
+            self.abroad.legs_of(session).publish(known.cell, packet, settles, connection)
+            return
         try:
             if verb == ADMIN:
                 self._administer(packet, session)
@@ -171,6 +180,15 @@ class QueueDoor:
                 session.answer_later(packet)
             elif not settling:
                 session.refuse(packet, connection, reason_of(error), str(error))
+
+    def _publish_value(self, packet: Publish, session: Session, connection: Connection) -> None:
+        """A value for an exclusive queue, which lies in the cell of its owner."""
+        if self.abroad is not None and not session.foreign:
+            cell = self.abroad.cell_for(packet.topic, packet.payload)
+            if cell >= 0:
+                self.abroad.legs_of(session).publish(cell, packet, False, connection)
+                return
+        self.ecq.publish(packet, session, connection)
 
     def _administer(self, packet: Publish, session: Session) -> None:
         if self.admin is not None:
@@ -270,6 +288,8 @@ class QueueDoor:
                     headers = [(name, value) for name, value in binding["headers"].items()]
                     captures.append(Capture(queue.name, binding["topic"].encode(), headers))
         self._subscriptions.set_captures(captures)
+        if self.abroad is not None:
+            self.abroad.captures_changed(captures)
 
     def open(self, name: str) -> Queue:
         """A queue that comes into being, with everybody who has subscribed to its like."""
@@ -321,6 +341,11 @@ class QueueDoor:
 
     def publish_will(self, will: Publish) -> None:
         """A will for a queue. There is nobody left to hear a refusal, so the log does."""
+        if self.abroad is not None:
+            cell = self.abroad.cell_for(will.topic, will.payload)
+            if cell >= 0:
+                self.abroad.post_will(cell, will)
+                return
         if begins(will.topic, ECQ_PREFIX):
             self.ecq.publish_will(will)
             return
@@ -374,7 +399,12 @@ class QueueDoor:
 
     def _settle_one(self, verb: i64, group: Group, name: bytes, token: i64, client: str) -> None:
         engine = self.engine
-        lease = engine.lease_of(group, name, token, client)
+        try:
+            lease = engine.lease_of(group, name, token, client)
+        except (UnknownDelivery, StaleDelivery):
+            if verb == ACK and engine.finish_late(group, name, token):
+                return
+            raise
         if verb == ACK:
             engine.ack(lease)
         elif verb == NACK:
@@ -435,6 +465,10 @@ class QueueDoor:
         if begins(topic_filter, ECQ_PREFIX):
             self.ecq.rejoin(session, wishes)
             return
+        if self.abroad is not None and not session.foreign and self.abroad.is_far(topic_filter):
+            self.abroad.rejoin(session, topic_filter, qos, wishes)
+            if not self.abroad.is_near(topic_filter):
+                return
         self._begin()
         try:
             self.members.subscribe(session, topic_filter, qos, wishes)
@@ -447,6 +481,8 @@ class QueueDoor:
         if begins(topic_filter, ECQ_PREFIX):
             return self.ecq.unsubscribe(session, topic_filter)
         self._begin()
+        if self.abroad is not None and not session.foreign and self.abroad.is_far(topic_filter):
+            self.abroad.legs_of(session).unsubscribe(topic_filter)
         return self.members.unsubscribe(session, topic_filter)
 
     # ---- a session comes and goes

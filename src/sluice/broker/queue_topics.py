@@ -43,6 +43,7 @@ class QueueTopic:
         self.verb: i64 = verb
         self.queue: str = queue
         self.rest: bytes = rest
+        self.cell: i64 = -1  # of a queue that lies in another cell of a cluster: which
 
 
 def parse_queue_topic(topic: bytes) -> QueueTopic:

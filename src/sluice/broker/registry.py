@@ -66,6 +66,8 @@ class Registry:
                 self._scheduler.wake_at(now + session.will_delay, _DelayedWill(self, session, will))
         if session.by_queue and self._router.door is not None:
             self._router.door.paused(session)
+        if session.legs is not None:
+            session.legs.departed()
         if session.expiry != NEVER:
             self._scheduler.wake_at(now + session.expiry, _Expiry(self, session))
 
@@ -115,6 +117,9 @@ class Registry:
         door = self._router.door
         if door is not None and (will.topic.startswith(b"$queue/") or will.topic.startswith(b"$ECQ/")):
             door.publish_will(will)
+            return
+        if self._router.abroad is not None:
+            self._router.abroad.publish_will(will, session)
             return
         try:
             if self._router.publish(will, session) < 0:

@@ -19,6 +19,7 @@ from sluice.wire.packets import Publish
 from sluice.wire.topics import split_share
 
 if TYPE_CHECKING:
+    from sluice.broker.abroad import Abroad
     from sluice.broker.connection import Connection
     from sluice.broker.ecq_reader import OwnedDelivery
     from sluice.broker.inflight import Delivery
@@ -43,6 +44,7 @@ class Router:
         self.unavailable: str = ""  # why the store takes nothing: what must be kept is refused meanwhile
         self.no_room: bool = False  # and whether that is for want of room
         self.held: list[Connection] = []  # not read until the store has taken what they published
+        self.abroad: Abroad | None = None  # None: there are no other cells
         self.door: QueueDoor | None = None  # None: there are no queues, and $queue/... is an ordinary topic
 
     def publish(self, message: Publish, origin: Session | None) -> i64:
@@ -52,8 +54,8 @@ class Router:
         if route.captures and self.door is not None:  # first of all: a queue may refuse it
             taken = self.door.capture(message, route.captures)
             self.kept += taken
-        if message.retain:
-            if not self.retained.put(message, origin is None):
+        if message.retain and (self.abroad is None or self.abroad.keeps(message.topic)):
+            if not self.retained.put(message, message.topic.startswith(b"$SYS/")):
                 return -1
             if self.keeper is not None and not message.topic.startswith(b"$SYS/"):
                 self.keeper.keep_retained(message)
@@ -79,7 +81,9 @@ class Router:
                 if lasting is None:
                     lasting = []
                 lasting.append(delivery)
-        if route.shares:
+        if route.shares and (
+            self.abroad is None or message.topic[0] == 0x24
+        ):  # else one cell of all is chosen
             for share in route.shares:
                 if self.hand_out(message, share, None):
                     taken += 1
@@ -112,12 +116,17 @@ class Router:
     def subscribe(self, subscription: Subscription) -> bool:
         """Whether the subscription is a new one."""
         subscription.session.subscriptions[subscription.topic_filter] = subscription
-        return self.subscriptions.add(subscription)
+        new = self.subscriptions.add(subscription)
+        if new and self.abroad is not None:
+            self.abroad.interest(subscription.topic_filter, 1)
+        return new
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
         """Whether there was such a subscription."""
         if session.subscriptions.pop(topic_filter, None) is None:
             return False
+        if self.abroad is not None:
+            self.abroad.interest(topic_filter, -1)
         return self.subscriptions.remove(session, topic_filter)
 
     def send_retained(self, subscription: Subscription, new: bool) -> None:
@@ -127,8 +136,14 @@ class Router:
         group, topic_filter = split_share(subscription.topic_filter)
         if group:
             return
+        if self.abroad is not None:
+            self.abroad.send_retained(subscription)
+            return
+        self.deliver_retained(subscription, self.retained.matching(topic_filter, self.turn.now))
+
+    def deliver_retained(self, subscription: Subscription, messages: list[Publish]) -> None:
         extra = subscription.extra()
-        for message in self.retained.matching(topic_filter, self.turn.now):
+        for message in messages:
             qos = message.qos
             delivery = subscription.session.deliver(
                 message, qos if qos < subscription.qos else subscription.qos, True, extra, None
@@ -149,7 +164,11 @@ class Router:
         for delivery in given:
             expires_at = delivery.message.expires_at
             if delivery.share is not None and (expires_at == 0.0 or expires_at > now):
-                self.hand_out(delivery.message, delivery.share, session)
+                handed = self.hand_out(delivery.message, delivery.share, session)
+                if not handed and self.abroad is not None:
+                    self.abroad.hand_on(delivery.message, delivery.share)
+        if session.legs is not None:
+            session.legs.ended()
 
     def answer_when_kept(self, session: Session, packet: Publish) -> None:
         """The publisher hears of it when the store has what this publish left behind."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from sluice.broker.abroad import FarDelivery
 from sluice.broker.ecq_reader import OwnedDelivery, OwnedReader
 from sluice.broker.inflight import UNSAID, Delivery, Inflight
 from sluice.broker.permission import refuse_sys
@@ -38,6 +39,7 @@ from sluice.wire.reasons import (
 )
 
 if TYPE_CHECKING:
+    from sluice.broker.abroad import Legs
     from sluice.broker.connection import Connection
     from sluice.broker.permission import Grant
     from sluice.broker.queue_consumer import QueueConsumer
@@ -73,6 +75,10 @@ class Session(Publisher):
         self._epoch: i64 = 0  # counts connections: see `tag`
         self.by_queue: dict[str, QueueConsumer] = {}
         self.starving: Starving | None = None  # those of them that found the line full
+        self.foreign: bool = (
+            False  # its home is another cell: what it asks for here is meant for this cell alone
+        )
+        self.legs: Legs | None = None  # its lines to other cells of a cluster
         self.reader: OwnedReader | None = None  # while it is subscribed to its exclusive queue
         self.queue_requests: dict[
             bytes, tuple[int, list[str]]
@@ -126,6 +132,9 @@ class Session(Publisher):
         """An ordinary topic: it is with its receivers when this returns, so it is answered at once. Where something of
         it must be kept (for a queue, a lasting session, later subscribers), the answer waits for the store."""
         router = self.router
+        if router.abroad is not None:
+            router.abroad.publish(packet, self, connection)
+            return
         kept = router.kept
         if router.unavailable and not self._goes_without_store(packet, connection):
             return
@@ -323,6 +332,56 @@ class Session(Publisher):
         if not self._start(delivery, connection):
             self.router.take_owned(delivery)
 
+    def deliver_far(self, delivery: FarDelivery) -> None:
+        """Send a message that came over a leg, or keep it until it can be sent. It is never dropped for want of room:
+        the far cell sends no more than the client takes at once."""
+        connection = self.connection
+        self.held_bytes += delivery.size
+        if connection is None or not self.takes_now() or self.waiting or self._unsaid is not None:
+            if self.waiting is None:
+                self.waiting = deque()
+            self.waiting.append(delivery)
+        else:
+            self._start(delivery, connection)
+
+    def say_far_again(self, delivery: FarDelivery) -> None:
+        """Its cell has said it again on a connection that the client did not have then."""
+        connection = self.connection
+        if delivery.unsaid and connection is not None:
+            delivery.unsaid = False
+            connection.send(delivery.message, 1, False, True, delivery.packet_id, delivery.extra)
+
+    def drop_far(self, delivery: FarDelivery) -> None:
+        """It is another consumer's by now."""
+        if self.inflight.get(delivery.packet_id) is delivery:
+            self._finish(delivery.packet_id, delivery)
+
+    def defer_receipt(self, packet: Publish) -> None:
+        """Other cells are to keep `packet`: that it was received is written down when they have it, not now. A crash in
+        between must not make us tell its client that it is here."""
+        if packet.qos == 2 and self.sid:
+            self.router.note_received(self, int(packet.packet_id), True)
+
+    def answer_far(self, packet: Publish, settles: bool, epoch: i64, reason: i64, why: str) -> None:
+        """Another cell has answered for what this client published."""
+        if reason == 0 or (self.version != V5 and (settles or reason < 0x80)):
+            if packet.qos == 2 and self.sid and self._unreleased is not None:
+                self.router.note_received(self, int(packet.packet_id), False)
+            self.stored(packet.packet_id | (packet.qos << 16) | (epoch << 20))
+            return
+        here = epoch == self._epoch
+        if here:
+            self._unanswered -= 1
+        if packet.qos == 2 and self._unstored is not None:
+            self._unstored.discard(int(packet.packet_id))
+        connection = self.connection
+        if connection is not None and (here or packet.qos == 2):
+            self.refuse(packet, connection, reason, why)
+
+    def epoch(self) -> int:
+        """Which of its connections it has: an answer to another one is of no use."""
+        return int(self._epoch)
+
     def forget_lease(self, lease: Lease) -> None:
         """A delivery from a queue is not this session's any more: an answer to it counts for the line only."""
         for delivery in self.inflight.in_order():
@@ -422,6 +481,8 @@ class Session(Publisher):
                 self.router.feed(consumer)
         elif isinstance(delivery, OwnedDelivery):
             self.router.take_owned(delivery)
+        elif isinstance(delivery, FarDelivery):
+            delivery.leg.acknowledged(delivery, reason)
 
     def on_ack(self, packet: Ack, connection: Connection) -> None:
         """PUBREC, PUBREL and PUBCOMP: the rest of QoS 2, both ways."""
@@ -493,6 +554,8 @@ class Session(Publisher):
             if delivery.is_void():
                 self.inflight.remove(delivery.packet_id)
                 self._let_go(delivery)
+            elif isinstance(delivery, FarDelivery):
+                delivery.unsaid = True  # its cell says it again if it is still this client's
             else:
                 unsaid.append(int(delivery.packet_id))
         self._unsaid = unsaid if unsaid else None
@@ -501,6 +564,8 @@ class Session(Publisher):
             self.router.door.resumed(self)
         if self.reader is not None and self.router.door is not None:
             self.router.door.ecq.resumed(self)
+        if self.legs is not None:
+            self.legs.attached()
 
     def feed_starving(self) -> None:
         """If the first that was turned away leaves some of the room, the engine asks for the next."""
@@ -517,6 +582,8 @@ class Session(Publisher):
         """The line takes more again: whoever reads queues over it may have some."""
         self._feed_reader()
         self.feed_starving()
+        if self.legs is not None:
+            self.legs.line_is_free()
 
     def restore_waiting(self, delivery: Delivery) -> None:
         """After a restart: a message that waits for this session."""

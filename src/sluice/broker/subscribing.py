@@ -11,6 +11,7 @@ from sluice.broker.permission import MAY_NOT_SUBSCRIBE
 from sluice.broker.subscriptions import Subscription
 from sluice.errors import ProtocolViolation
 from sluice.wire.packets import V5, Subscribe, SubscriptionRequest, Unsubscribe
+from sluice.wire.properties import Properties
 from sluice.wire.reasons import (
     NO_SUBSCRIPTION_EXISTED,
     NOT_AUTHORIZED,
@@ -32,44 +33,150 @@ def subscribe(session: Session, packet: Subscribe, connection: Connection) -> No
     identifier = 0
     if packet.properties is not None and packet.properties.subscription_ids:
         identifier = packet.properties.subscription_ids[0]
-    reasons: list[int] = []
-    why = ""
-    made: list[tuple[Subscription, bool]] = []
     door = session.router.door
+    answer = Answer(session, connection, packet.packet_id)
     for request in packet.requests:
         reason, text = _judge(session, request)
-        if reason < 0x80 and door is not None and request.topic_filter.startswith(b"$queue/"):
-            if not request.topic_filter.startswith(b"$queue/responses/"):
+        topic_filter = request.topic_filter
+        abroad = session.router.abroad
+        if (
+            reason < 0x80
+            and door is not None
+            and abroad is not None
+            and not session.foreign
+            and abroad.is_far(topic_filter)
+        ):
+            _subscribe_far(session, request, reason, packet.properties, identifier, answer)
+            continue
+        if reason < 0x80 and door is not None and topic_filter.startswith(b"$queue/"):
+            if not topic_filter.startswith(b"$queue/responses/"):
                 reason, text = door.subscribe(session, request, reason, packet.properties, identifier)
-                reasons.append(reason)
-                why = why or text
+                answer.add(reason, text)
                 continue
-            reason, text = door.may_take_responses(session, request.topic_filter, reason)
-        elif reason < 0x80 and door is not None and request.topic_filter.startswith(b"$ECQ/"):
+            reason, text = door.may_take_responses(session, topic_filter, reason)
+        elif reason < 0x80 and door is not None and topic_filter.startswith(b"$ECQ/"):
             reason, text = door.ecq.subscribe(session, request, packet.properties, identifier)
-            reasons.append(reason)
-            why = why or text
+            answer.add(reason, text)
             continue
         if reason < 0x80:
-            if door is not None and request.topic_filter.startswith(b"$admin/"):
-                door.watch()
-            subscription = Subscription(
-                session,
-                request.topic_filter,
-                reason,
-                request.no_local,
-                request.retain_as_published,
-                request.retain_handling,
-                identifier,
-            )
-            made.append((subscription, session.router.subscribe(subscription)))
-        reasons.append(reason)
-        why = why or text
-    session.answer_filters(connection, 0x90, packet.packet_id, reasons, why)
-    for subscription, new in made:
-        session.router.send_retained(subscription, new)
-        if door is not None and subscription.topic_filter.startswith(b"$queue/responses/"):
-            door.takes_responses(subscription)
+            _subscribe_plain(session, request, reason, identifier, answer)
+        answer.add(reason, text)
+    if abroad_waits(session, answer):
+        return
+    answer.done()
+
+
+def abroad_waits(session: Session, answer: Answer) -> bool:
+    """Whether other nodes must hear of the new filters before the client may rely on them."""
+    abroad = session.router.abroad
+    if abroad is None or not answer.made:
+        return False
+    abroad.when_known(answer.done)
+    return True
+
+
+def _subscribe_plain(
+    session: Session, request: SubscriptionRequest, granted: int, identifier: int, answer: Answer
+) -> None:
+    door = session.router.door
+    if door is not None and request.topic_filter.startswith(b"$admin/"):
+        door.watch()
+    subscription = Subscription(
+        session,
+        request.topic_filter,
+        granted,
+        request.no_local,
+        request.retain_as_published,
+        request.retain_handling,
+        identifier,
+    )
+    answer.made.append((subscription, session.router.subscribe(subscription)))
+
+
+def _subscribe_far(
+    session: Session,
+    request: SubscriptionRequest,
+    granted: int,
+    properties: Properties | None,
+    identifier: int,
+    answer: Answer,
+) -> None:
+    """A filter that means queues of other cells, perhaps besides some of this one: the answer waits for them all."""
+    door = session.router.door
+    abroad = session.router.abroad
+    assert door is not None and abroad is not None
+    topic_filter = request.topic_filter
+    qos = min(granted, 1)
+    wishes = [str(identifier)]
+    for name, value in properties.user if properties is not None else []:
+        wishes.append(name)
+        wishes.append(value)
+    if abroad.is_near(topic_filter):
+        if topic_filter.startswith((b"$admin/", b"$queue/responses/")):
+            _subscribe_plain(session, request, qos, identifier, answer)
+        else:
+            reason, text = door.subscribe(session, request, granted, properties, identifier)
+            if reason >= 0x80:
+                answer.add(reason, text)
+                return
+    session.queue_requests[topic_filter] = (qos, wishes)
+    nth = answer.wait()
+    abroad.legs_of(session).subscribe(topic_filter, qos, wishes, FarAnswer(answer, nth, topic_filter).give)
+
+
+class Answer:
+    """The answer to one SUBSCRIBE, which leaves when all that it promises is so."""
+
+    def __init__(self, session: Session, connection: Connection, packet_id: int) -> None:
+        self.session: Session = session
+        self.made: list[tuple[Subscription, bool]] = []
+        self._connection: Connection = connection
+        self._packet_id: int = packet_id
+        self._reasons: list[int] = []
+        self._why: str = ""
+        self._waiting: int = 1
+
+    def add(self, reason: int, why: str) -> None:
+        self._reasons.append(reason)
+        self._why = self._why or why
+
+    def wait(self) -> int:
+        """One of the filters is not decided yet; its place."""
+        self._waiting += 1
+        self._reasons.append(0)
+        return len(self._reasons) - 1
+
+    def decide(self, nth: int, reason: int, why: str) -> None:
+        self._reasons[nth] = reason
+        self._why = self._why or why
+        self.done()
+
+    def done(self) -> None:
+        self._waiting -= 1
+        session = self.session
+        connection = self._connection
+        if self._waiting or connection.closing or session.connection is not connection:
+            return
+        door = session.router.door
+        session.answer_filters(connection, 0x90, self._packet_id, self._reasons, self._why)
+        for subscription, new in self.made:
+            session.router.send_retained(subscription, new)
+            if door is not None and subscription.topic_filter.startswith(b"$queue/responses/"):
+                door.takes_responses(subscription)
+
+
+class FarAnswer:
+    """What other cells say to one of its filters."""
+
+    def __init__(self, answer: Answer, nth: int, topic_filter: bytes) -> None:
+        self._answer: Answer = answer
+        self._nth: int = nth
+        self._topic_filter: bytes = topic_filter
+
+    def give(self, reason: int, why: str) -> None:
+        if reason >= 0x80:
+            self._answer.session.queue_requests.pop(self._topic_filter, None)
+        self._answer.decide(self._nth, reason, why)
 
 
 def _judge(session: Session, request: SubscriptionRequest) -> tuple[int, str]:

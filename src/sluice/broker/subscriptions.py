@@ -215,6 +215,14 @@ class Subscriptions:
         self._forget_routes(topic_filter)
         return True
 
+    def share(self, name: bytes) -> Share | None:
+        """The shared subscription `$share/<group>/<filter>`, if it has members."""
+        group, topic_filter = split_share(name)
+        node: _Node | None = self._root
+        for level in topic_filter.split(b"/"):
+            node = node.children.get(level) if node is not None else None
+        return node.shares.get(group) if node is not None else None
+
     def has_below(self, level: bytes) -> bool:
         """Whether anybody has subscribed to topics whose first level is this one."""
         return level in self._root.children

@@ -6,6 +6,7 @@ fifteen minutes, weighted exponentially like the load of a Unix machine.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import exp
 
 from sluice.broker.broker import Broker
@@ -16,10 +17,13 @@ _MINUTES = (("1min", 60.0), ("5min", 300.0), ("15min", 900.0))
 
 
 class SysTopics(Deadline):
-    """Publishes what has changed, each `limits.sys_interval` seconds."""
+    """Publishes what has changed, each `limits.sys_interval` seconds. With `cells`, the figures are theirs together,
+    and each of them has the topics: a node of a cluster tells of itself."""
 
-    def __init__(self, broker: Broker, version: str) -> None:
+    def __init__(self, broker: Broker, version: str, cells: Callable[[], list[Broker]] | None = None) -> None:
         self._broker = broker
+        self._cells = cells
+        self._told: list[Broker] = []  # who has the topics already
         self._version = version
         self._interval: float = broker.limits.sys_interval
         self._last: dict[str, str] = {}
@@ -32,16 +36,31 @@ class SysTopics(Deadline):
             self._broker.wake_at(self._broker.turn.now + self._interval, self)
 
     def due(self, now: float) -> float:
-        self._broker.router.retained.sweep(now)
+        for broker in self._brokers():
+            broker.router.retained.sweep(now)
         self._tell(self._interval)
         return now + self._interval
 
+    def _brokers(self) -> list[Broker]:
+        return [self._broker] if self._cells is None else self._cells()
+
     def values(self) -> dict[str, int]:
         """Everything that is counted, by the name below `$SYS/broker/`."""
-        broker = self._broker
+        total: dict[str, int] = {}
+        for broker in self._brokers():
+            for name, value in self._values_of(broker).items():
+                total[name] = total.get(name, 0) + value
+        return total
+
+    def _values_of(self, broker: Broker) -> dict[str, int]:
         counters = broker.counters
-        sessions = len(broker.registry.sessions)
-        connected = int(counters.clients_connected)
+        if self._cells is None:
+            sessions = len(broker.registry.sessions)
+            connected = int(counters.clients_connected)
+        else:  # those whose home is another cell are counted there
+            own = [one for one in broker.registry.sessions.values() if not one.foreign]
+            sessions = len(own)
+            connected = sum(1 for one in own if one.connection is not None)
         values = {
             "clients/connected": connected,
             "clients/disconnected": sessions - connected,
@@ -88,11 +107,15 @@ class SysTopics(Deadline):
         said["uptime"] = f"{uptime} seconds"
         if passed:
             said.update(self._load(values, passed))
+        brokers = self._brokers()
+        fresh = [broker for broker in brokers if broker not in self._told]
+        self._told = brokers
         for name, value in said.items():
-            if self._last.get(name) != value:
-                self._last[name] = value
-                topic = f"$SYS/broker/{name}".encode()
-                self._broker.router.publish(Publish(topic, value.encode(), 0, True), None)
+            changed = self._last.get(name) != value
+            self._last[name] = value
+            topic = f"$SYS/broker/{name}".encode()
+            for broker in brokers if changed else fresh:
+                broker.router.publish(Publish(topic, value.encode(), 0, True), None)
 
     def _load(self, values: dict[str, int], passed: float) -> dict[str, str]:
         """Per-minute averages of what has been counted since the last time."""

@@ -250,6 +250,9 @@ class WebSocketTransport(WSListener):
 
     # For the connection: the part of `asyncio.Transport` it uses.
 
+    def set_protocol(self, connection: ConnectionLike) -> None:
+        self._connection = connection
+
     def write(self, data: bytes) -> None:
         """Send `data` as one binary frame."""
         if not data or self._closing:

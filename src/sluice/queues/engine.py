@@ -82,6 +82,7 @@ class Engine:
         self.next_pid: i64 = 1
         self.next_gid: i64 = 1
         self.next_token: i64 = 1
+        self.first_token: i64 = 1  # what is below was given out in an earlier life
         self.joined: i64 = 0
         self.draw: Callable[[], float] = draw
         self._rules_for = rules_for
@@ -353,6 +354,10 @@ class Engine:
             return
         lease.cursor.group.queue.process_latency.add(self.now - lease.last_at)
         settling.finish(self, lease, ACKED)
+
+    def finish_late(self, group: Group, name: bytes, token: i64) -> bool:
+        """Done, and nothing is known of the delivery: whether it counts all the same."""
+        return settling.finish_late(self, group, name, token)
 
     def nack(self, lease: Lease, delay: float, description: str) -> None:
         """Failed: again after its backoff, or after `delay` seconds when that is not negative."""

@@ -105,18 +105,28 @@ class Runner:
 
     def open(self, parse: Callable[[str, str], Rules]) -> Recovery:
         """Bring the queues back. Blocking: nothing else runs yet."""
+        recovery = self.load(parse)
+        self.begin()
+        return recovery
+
+    def load(self, parse: Callable[[str, str], Rules]) -> Recovery:
+        """The part of `open` that takes long. Nobody may ask anything of the engine meanwhile; any thread may do it."""
         engine = self.engine
         engine.now = self._clock()
         # Tokens of an earlier life must not fit: they begin with the time, and a lot for two starts in one moment.
         engine.next_token = (int(engine.now * 1000.0) << 20) + int(engine.draw() * 1_048_576.0)
+        engine.first_token = engine.next_token
         loader = EngineLoader(engine, parse)
         recovery = self._store.open(loader)
         loader.finish()
+        return recovery
+
+    def begin(self) -> None:
+        engine = self.engine
         self._begin_frame()
         self._unkept_from = self._open_from
         engine.exclusive.kept_before = self._open_from
         self._set_timer(engine.next_wake())
-        return recovery
 
     def restore(self, done: Callable[[list[Kept]], None]) -> None:
         """Read what the broker itself had asked to keep, oldest first."""
@@ -457,6 +467,13 @@ class Runner:
 
     def close(self) -> None:
         """The end: keep what is left, and close the store. Blocking."""
+        close_store = self.finish()
+        if close_store is not None:
+            close_store()
+
+    def finish(self, keep: bool = True) -> Callable[[], None] | None:
+        """The end as far as the loop has to do with it. What is left, closing the store, blocks and may be called in
+        another thread. Without `keep`, what is not in the store yet is dropped: nobody was told that it is."""
         for timer in (
             self._timer,
             self._settle_timer,
@@ -472,13 +489,13 @@ class Runner:
         self._look_timer = None
         self._save_timer = None
         if self._closed:
-            return
+            return None
         self._closed = True
-        if not self._held and not self._frozen:
+        if keep and not self._held and not self._frozen:
             frame = self.engine.take_frame()
             if frame.count:
                 self._hand_over(frame)
-        self._store.close()
+        return self._store.close
 
 
 class _ReadsDone:

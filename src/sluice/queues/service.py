@@ -67,6 +67,9 @@ class QueueService:
         self._fault_of_schema = fault_of_schema
         self._fault_of_webhook = fault_of_webhook
         self._partitions: int = partitions  # of a queue that does not say how many
+        self.lies_with: Callable[[str, str], bool] | None = (
+            None  # in a cluster: whether two queues are in one cell
+        )
         self._samplers: dict[int, Sampler] = {}  # by number of the queue
         self.changes: int = 0  # grows with each configuration that was changed
 
@@ -76,6 +79,7 @@ class QueueService:
         rules = config.rules()
         self._check_schema(rules)
         self._check_webhook(rules)
+        self._check_place(rules)
         return self._engine.create(rules, config.text())
 
     def _check_schema(self, rules: Rules) -> None:
@@ -90,6 +94,17 @@ class QueueService:
             if fault:
                 raise InvalidQueueConfig(f"dlq_config.alert_webhook cannot be used: {fault}")
 
+    def _check_place(self, rules: Rules) -> None:
+        """A message moves to its dead letters in one step of one store, so they must lie in the same cell."""
+        if self.lies_with is None:
+            return
+        for name in (rules.dlq_name if rules.dlq_enabled else "", rules.invalid_name):
+            if name and not self.lies_with(rules.name, name):
+                raise InvalidQueueConfig(
+                    f"dlq_config names {name!r}, which lies in another cell of the cluster than {rules.name!r}",
+                    f"Use dlq/{rules.name}, or dlq/dlq/{rules.name} for a second one: they lie with the queue",
+                )
+
     def configure(self, name: str, given: object) -> Queue:
         """Change what is given, keep the rest, at once."""
         queue = self._engine.find(name)
@@ -101,6 +116,7 @@ class QueueService:
         rules = after.rules()
         self._check_schema(rules)
         self._check_webhook(rules)
+        self._check_place(rules)
         self._engine.reconfigure(queue, rules, after.text())
         self.changes += 1
         return queue

@@ -16,7 +16,7 @@ from sluice.queues.group import Group
 from sluice.queues.journal import ACKED, DEAD, NoteWriter
 from sluice.queues.names import message_id, parse_message_id
 from sluice.queues.reading import BURY, Read
-from sluice.queues.removal import drop_lease, expire, settle_one
+from sluice.queues.removal import drop_lease, expire, settle_one, take_from
 
 if TYPE_CHECKING:
     from sluice.queues.engine import Engine
@@ -46,6 +46,28 @@ def lease_of(engine: Engine, group: Group, name: bytes, token: i64, client: str)
     if found is None:
         raise UnknownDelivery(name.decode("utf-8", "replace"))
     raise StaleDelivery(name.decode("utf-8", "replace"))
+
+
+def finish_late(engine: Engine, group: Group, name: bytes, token: i64) -> bool:
+    """Done, says a consumer whose delivery was made before the queue had its present owner or the server its present
+    life: no record tells of it. Late work is work, unless somebody has the message again by now; whether it counted."""
+    if not 0 < token < engine.first_token:
+        return False
+    pid, seq = parse_message_id(name)
+    partition = engine.partitions.get(int(pid))
+    if partition is None or partition.queue is not group.queue or not partition.holds(seq):
+        return False
+    cursor = group.cursors[partition.number]
+    if cursor.settled(seq) or seq >= partition.committed or not partition.is_for(seq, group.gid):
+        return False
+    lease = cursor.leases.get(int(seq))
+    if lease is None:
+        take_from(engine, cursor, seq, ACKED, None)
+        return True
+    if lease.state == LEASED:
+        return False
+    finish(engine, lease, ACKED)
+    return True
 
 
 def _may_settle(lease: Lease, token: i64, client: str) -> bool:

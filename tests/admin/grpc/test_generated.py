@@ -1,4 +1,4 @@
-"""The committed code is what scripts/make-grpc makes of queue_admin.proto."""
+"""The committed code is what scripts/make-grpc makes of the .proto files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-FOLDER = "sluice/admin/grpc"
-FILES = ("queue_admin_pb2.py", "queue_admin_pb2.pyi", "queue_admin_pb2_grpc.py")
+PROTOS = ("sluice/admin/grpc/queue_admin", "sluice/cluster/etcd/etcd")
+FILES = [f"{proto}{end}" for proto in PROTOS for end in ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")]
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +27,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=50,
     )
     assert done.returncode == 0, done.stderr
-    return folder / FOLDER
+    return folder
 
 
 def committed(name: str) -> str:
-    return (ROOT / "src" / FOLDER / name).read_text("utf-8")
+    return (ROOT / "src" / name).read_text("utf-8")
 
 
 def descriptor_in(text: str) -> str:
@@ -40,9 +40,10 @@ def descriptor_in(text: str) -> str:
     return found[1]
 
 
-def test_the_committed_code_describes_what_the_proto_file_says(made: Path) -> None:
+@pytest.mark.parametrize("proto", PROTOS)
+def test_the_committed_code_describes_what_the_proto_file_says(made: Path, proto: str) -> None:
     """Whatever the version of the generator, which is why this looks at the description alone."""
-    name = FILES[0]
+    name = f"{proto}_pb2.py"
     assert descriptor_in(committed(name)) == descriptor_in((made / name).read_text("utf-8")), (
         "run scripts/make-grpc"
     )
@@ -50,7 +51,7 @@ def test_the_committed_code_describes_what_the_proto_file_says(made: Path) -> No
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_committed_code_is_what_the_command_makes(made: Path, name: str) -> None:
-    stamp = re.search(r"GRPC_GENERATED_VERSION = '(.*)'", committed(FILES[2]))
+    stamp = re.search(r"GRPC_GENERATED_VERSION = '(.*)'", committed(f"{PROTOS[0]}_pb2_grpc.py"))
     assert stamp
     if stamp[1] != version("grpcio-tools"):
         pytest.skip(f"made by grpcio-tools {stamp[1]}, and here is {version('grpcio-tools')}")

@@ -122,6 +122,7 @@ const id = encodeURIComponent;
 export const api = {
   whoami: () => request("GET", "/whoami"),
   nodes: () => request("GET", "/nodes"),
+  cluster: () => request("GET", "/cluster"),
   queue: (name) => request("GET", queue(name)),
   createQueue: (config) => request("POST", "/queues", config),
   deleteQueue: (name) => request("DELETE", queue(name)),

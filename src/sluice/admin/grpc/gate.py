@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
 import grpc
@@ -132,8 +132,17 @@ def word_of(error: SluiceError) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).lower()
 
 
+class PassesOn(Protocol):
+    """Asks whichever node has the answer; this one, if it does."""
+
+    async def ask(
+        self, method: str, request: Any, context: Any, handle: Callable[[Any, Any], Awaitable[Any]]
+    ) -> Any: ...
+
+
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    def __init__(self, keyring: Keyring, queues_enabled: bool = True) -> None:
+    def __init__(self, keyring: Keyring, queues_enabled: bool = True, relay: PassesOn | None = None) -> None:
+        self._relay = relay
         self._keyring = keyring
         self._queues_enabled = queues_enabled
 
@@ -164,7 +173,10 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         async def guarded(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
             try:
                 await self._admit(method, context)
-                return await handle(await only(requests), context)
+                request = await only(requests)
+                if self._relay is not None:
+                    return await self._relay.ask(method, request, context, handle)
+                return await handle(request, context)
             except Exception as error:
                 await refuse(context, error, method)
 

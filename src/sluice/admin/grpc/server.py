@@ -21,7 +21,9 @@ from sluice.admin.desk import Desk
 from sluice.admin.grpc.calls import QueueAdmin
 from sluice.admin.grpc.gate import SERVICE, Gate
 from sluice.admin.grpc.queue_admin_pb2_grpc import add_QueueAdminServicer_to_server
+from sluice.admin.grpc.relay import Relay
 from sluice.broker.listener import ListenerError
+from sluice.cluster.directory import Directory
 from sluice.errors import ConfigError
 from sluice.notation import Address
 
@@ -57,7 +59,9 @@ class GrpcServer:
         address: Address,
         health: health.aio.HealthServicer,
         closing: asyncio.Event,
+        relay: Relay | None = None,
     ) -> None:
+        self._relay = relay
         self._server = server
         self._health = health
         self._closing = closing
@@ -68,6 +72,8 @@ class GrpcServer:
         await self._health.enter_graceful_shutdown()
         self._closing.set()
         await self._server.stop(grace)
+        if self._relay is not None:
+            await self._relay.close()
 
 
 async def serve_grpc(
@@ -79,10 +85,13 @@ async def serve_grpc(
     *,
     max_request: int = REQUEST_BYTES,
     queues_enabled: bool = True,
+    directory: Directory | None = None,
+    far_authority: bytes | None = None,
 ) -> GrpcServer:
     """Open the door on the running loop. A port that is taken is refused with a `ListenerError`."""
+    relay = Relay(directory, far_authority) if directory is not None else None
     server = grpc.aio.server(
-        interceptors=(Gate(keyring, queues_enabled),),
+        interceptors=(Gate(keyring, queues_enabled, relay),),
         options=(*OPTIONS, ("grpc.max_receive_message_length", max_request)),
         maximum_concurrent_rpcs=CALLS_AT_ONCE,
     )
@@ -96,7 +105,7 @@ async def serve_grpc(
     await server.start()
     for service in ("", SERVICE):
         await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
-    return GrpcServer(server, Address(host, taken), checks, closing)
+    return GrpcServer(server, Address(host, taken), checks, closing, relay)
 
 
 def _bind(server: grpc.aio.Server, address: Address, tls: GrpcTls | None) -> int:

@@ -6,6 +6,7 @@ It knows the desk and the keyring, nothing of the broker behind them nor of the 
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -14,10 +15,23 @@ from fastapi import FastAPI
 from sluice import __version__
 from sluice.access.identity import Keyring
 from sluice.admin.desk import Desk
-from sluice.admin.rest import bulk, dead_letters, live, messages, node, owners, pages, queues, refusals
+from sluice.admin.rest import (
+    bulk,
+    cluster,
+    dead_letters,
+    live,
+    messages,
+    node,
+    owners,
+    pages,
+    queues,
+    refusals,
+)
 from sluice.admin.rest.bulk import BulkDoor
 from sluice.admin.rest.gate import Gate
 from sluice.admin.rest.live import LiveFeed
+from sluice.admin.rest.relay import Relay
+from sluice.cluster.directory import Directory
 
 MAX_BODY: Final = 2_862_000  # a packet of the usual largest size as base64, and its frame
 
@@ -41,9 +55,10 @@ TAGS: Final = [
 class RestDoor:
     """An ASGI application that can be told to stop: nobody new comes in, and streams end."""
 
-    def __init__(self, app: FastAPI, gate: Gate) -> None:
+    def __init__(self, app: FastAPI, gate: Gate, relay: Relay | None = None) -> None:
         self.app = app
         self.gate = gate
+        self.relay = relay
 
     @property
     def feed(self) -> LiveFeed:
@@ -69,8 +84,11 @@ def make_app(
     queues_enabled: bool = True,
     store_fault: Callable[[], str] = lambda: "",
     bulk_door: BulkDoor | None = None,
+    directory: Directory | None = None,
+    far_tls: ssl.SSLContext | None = None,
 ) -> RestDoor:
-    """`host` is what the door listens on; `store_fault` says what is wrong with the store, or nothing."""
+    """`host` is what the door listens on; `store_fault` says what is wrong with the store, or nothing. In a cluster
+    `directory` says where everything is, and `far_tls` how the doors of other nodes are known, if by HTTPS."""
     app = FastAPI(
         title="Sluice",
         version=__version__,
@@ -84,13 +102,18 @@ def make_app(
     app.state.queues_enabled = queues_enabled
     app.state.store_fault = store_fault
     app.state.live = LiveFeed(desk)
+    app.state.directory = directory
     app.state.bulk = bulk_door if bulk_door is not None else BulkDoor()
     refusals.install(app)
-    for routes in (queues, messages, dead_letters, owners, bulk, live, node):
+    for routes in (queues, messages, dead_letters, owners, bulk, live, node, cluster):
         app.include_router(routes.router)
     pages.install(app)
     app.openapi = _documented(app)  # type: ignore[method-assign]
-    return RestDoor(app, Gate(app, keyring, max_body, host))
+    if directory is None:
+        return RestDoor(app, Gate(app, keyring, max_body, host))
+    relay = Relay(app, directory, far_tls)
+    app.state.live.far = relay.fetch_all
+    return RestDoor(app, Gate(relay, keyring, max_body, host), relay)
 
 
 def _documented(app: FastAPI) -> Callable[[], dict[str, Any]]:

@@ -7,11 +7,12 @@ much as one. A listener that reads slowly misses samples and never collects them
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
@@ -44,6 +45,8 @@ MOST_QUEUES: Final = 10_000  # in one sample
 
 
 Again = Callable[[], Awaitable[object]]
+Credentials = Sequence[tuple[bytes, bytes]]  # the header that says who listens
+Far = Callable[[str, Credentials], Awaitable[list[Any]]]
 
 
 def event(name: str, data: str) -> bytes:
@@ -53,8 +56,9 @@ def event(name: str, data: str) -> bytes:
 class Listener:
     """One stream: which queue it wants in detail, and the newest sample that it has not been sent."""
 
-    def __init__(self, queue: str) -> None:
+    def __init__(self, queue: str, credentials: Credentials = ()) -> None:
         self.queue = queue
+        self.credentials = credentials
         self.news = b""
         self.told = asyncio.Event()
 
@@ -71,6 +75,7 @@ class LiveFeed:
         self._newest = b""
         self._sampled_at = 0.0
         self.closed = False
+        self.far: Far | None = None  # in a cluster, how lists are had from the other nodes
 
     @property
     def listeners(self) -> int:
@@ -89,8 +94,8 @@ class LiveFeed:
                 f"{MOST_LISTENERS} listeners are here already", "Close a console, or ask for single pages"
             )
 
-    def _join(self, queue: str) -> Listener:
-        listener = Listener(queue)
+    def _join(self, queue: str, credentials: Credentials) -> Listener:
+        listener = Listener(queue, credentials)
         self._listeners.add(listener)
         if self._sampler is None:
             self._sampler = asyncio.create_task(self._sample_on())
@@ -98,10 +103,12 @@ class LiveFeed:
             listener.tell(self._newest)
         return listener
 
-    async def stream(self, queue: str, first: bytes, again: Again) -> AsyncIterator[bytes]:
+    async def stream(
+        self, queue: str, first: bytes, again: Again, credentials: Credentials = ()
+    ) -> AsyncIterator[bytes]:
         """What one listener is sent, until it goes, the server stops, or it may not listen any more: `again` refuses.
         It counts as one from the first byte on: of a stream that nobody begins to read, nothing stays behind."""
-        listener = self._join(queue)
+        listener = self._join(queue, credentials)
         asked = time.monotonic()
         end = asked + LONGEST_SECONDS
         try:
@@ -151,13 +158,23 @@ class LiveFeed:
         node = await ask_desk(self._desk, lambda service: service.node())
         views = await self._queues()
         sample = Sample(node=Node.model_validate(node), queues=[Queue.model_validate(view) for view in views])
-        self._newest = event("queues", sample.model_dump_json())
+        self._newest = event("queues", await self._with_others(sample))
         self._sampled_at = time.monotonic()
         details = {
             name: await self._detail(name) for name in {one.queue for one in self._listeners if one.queue}
         }
         for listener in self._listeners:
             listener.tell(self._newest + details.get(listener.queue, b""))
+
+    async def _with_others(self, sample: Sample) -> str:
+        """The queues of other nodes too, as one of those who listen may see them."""
+        listener = next(iter(self._listeners), None)
+        if self.far is None or listener is None:
+            return sample.model_dump_json()
+        whole = sample.model_dump(mode="json")
+        whole["queues"] += await self.far("/api/v1/queues", listener.credentials)
+        whole["queues"].sort(key=lambda one: str(one["name"]))
+        return json.dumps(whole, separators=(",", ":"))
 
     async def _queues(self) -> list[QueueView]:
         found: list[QueueView] = []
@@ -208,8 +225,9 @@ async def live(request: Request, query: Annotated[LiveQuery, Query()]) -> Stream
     name = plain_name(query.queue)
     first = detail_event(await ask(request, lambda service: service.queue(name))) if name else b""
     feed.admit()
+    credentials = [pair for pair in request.scope["headers"] if pair[0] == b"authorization"]
     return StreamingResponse(
-        feed.stream(name, first, request.scope[AGAIN]),
+        feed.stream(name, first, request.scope[AGAIN], credentials),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )

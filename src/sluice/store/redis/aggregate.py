@@ -47,13 +47,13 @@ class StoreSum:
     warnings: list[str] = field(default_factory=list)  # what its settings may lose
 
 
-def ask_redis(url: str, prefix: str, answer_seconds: float = 5.0) -> StoreSum:
+def ask_redis(url: str, prefix: str, answer_seconds: float = 5.0, tag: str = "log") -> StoreSum:
     server = Server(url, answer_seconds)
     try:
         told = server.look()
         link = server.link()
         try:
-            found = add_up(link, Keys(prefix))
+            found = add_up(link, Keys(prefix, tag))
         finally:
             link.close()
         found.version = told["redis_version"]

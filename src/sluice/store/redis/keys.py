@@ -1,15 +1,16 @@
 """The names of all keys, in one place; what each holds and how long it lives: KEYS.md beside this file.
 
 What belongs to one partition carries one hash tag, so that a Redis Cluster keeps it on one node and spreads partitions
-over all of them. What belongs to the whole store carries the tag `log`.
+over all of them. What belongs to the whole store carries the tag `log`; where many stores share one Redis Cluster (the
+cells of a cluster of brokers), each has a tag of its own, so that they spread too.
 """
 
 from __future__ import annotations
 
 
 class Keys:
-    def __init__(self, prefix: str) -> None:
-        self.log: str = f"{prefix}:{{log}}"  # how far the log has come
+    def __init__(self, prefix: str, tag: str = "log") -> None:
+        self.log: str = f"{prefix}:{{{tag}}}"  # how far the log has come
         self.fence: str = f"{self.log}:fence"
         self.lease: str = f"{self.log}:lease"
         self.snapshot: str = f"{self.log}:snapshot"

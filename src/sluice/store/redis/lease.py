@@ -14,7 +14,7 @@ import time
 from sluice.errors import StoreLocked
 from sluice.store.redis.keys import Keys
 from sluice.store.redis.link import Link, call
-from sluice.store.redis.scripts import ACQUIRE, RELEASE, RENEW
+from sluice.store.redis.scripts import ACQUIRE, RELEASE, RENEW, SEIZE
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,12 @@ class Lease:
                 )
             left = now
             time.sleep(min(_LOOK_SECONDS, max(now, 1) / 1000))
+
+    def seize(self, link: Link) -> None:
+        """Take the store from an owner that is known to be dead. Should it live after all, the token keeps it from
+        writing anything more."""
+        answer = link.ask([(self._keys[0], call(SEIZE, self._keys, self._who, self._milliseconds))])[0]
+        self.token = int(answer[0])
 
     def renew(self, link: Link) -> None:
         link.ask([(self._keys[0], call(RENEW, self._keys, self.token, self._who, self._milliseconds))])

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Options:
     prefix: str = "sluice"  # of all keys: stores of several brokers may share one Redis
+    tag: str = "log"  # the hash tag of what belongs to the whole store
+    seize: bool = False  # take the store although its lease has not lapsed: its owner is known to be dead
     lease_seconds: float = 15.0  # after so long without renewal another broker may take the store
     renew_seconds: float = 3.0
     answer_seconds: float = 5.0  # a Redis that is silent for so long is connected to anew

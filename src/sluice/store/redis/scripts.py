@@ -113,6 +113,15 @@ return {-1, redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}
 """
 )
 
+# KEYS: lease, fence. ARGV: who, milliseconds. The token: the lease is taken from whoever has it.
+SEIZE: Final = Script(
+    """
+if redis.call('GET', KEYS[1]) == ARGV[1] then return {tonumber(redis.call('GET', KEYS[2]))} end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return {redis.call('INCR', KEYS[2])}
+"""
+)
+
 # KEYS: lease, fence. ARGV: token, who, milliseconds. A lease that has lapsed and that nobody took is taken up again.
 RENEW: Final = Script(
     """
@@ -163,4 +172,4 @@ return found
 """
 )
 
-ALL: Final = (WRITE, WRITE_PART, MOVE, CLAIM, ACQUIRE, RENEW, RELEASE)
+ALL: Final = (WRITE, WRITE_PART, MOVE, CLAIM, ACQUIRE, SEIZE, RENEW, RELEASE)

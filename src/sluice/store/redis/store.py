@@ -64,7 +64,7 @@ class RedisStore:
         self._options = options if options is not None else Options()
         self._segment_bytes = segment_bytes
         self._snapshot_bytes = snapshot_bytes
-        self._keys = Keys(self._options.prefix)
+        self._keys = Keys(self._options.prefix, self._options.tag)
         self._server: Server | None = None
         self._lease = Lease(self._keys, self._options.lease_seconds)
         self._writer: Writer | None = None
@@ -110,7 +110,10 @@ class RedisStore:
     def _open(self, server: Server, loader: Loader) -> Recovery:
         told = patiently(server.look, self._options.wait_seconds)
         link = PatientLink(server.link(), self._options.wait_seconds)
-        self._lease.acquire(link, "Redis")
+        if self._options.seize:
+            self._lease.seize(link)
+        else:
+            self._lease.acquire(link, "Redis")
         try:
             if server.is_cluster:
                 raise_fences(link, self._keys, self._lease.token)

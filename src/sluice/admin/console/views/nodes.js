@@ -1,9 +1,9 @@
-// The nodes of this broker: what each runs, since when, and what it carries.
+// The nodes of this broker: what each runs, since when, and what it carries; and in a cluster, who holds which cells.
 
 import { api, listOf } from "../api.js";
 import { h, replace } from "../dom.js";
 import { bytes, count, span, timeOf } from "../format.js";
-import { facts, failed, loading, pageHead, tag, time } from "../widgets.js";
+import { facts, failed, loading, pageHead, table, tag, time } from "../widgets.js";
 
 const EVERY = 5000;
 
@@ -13,8 +13,9 @@ export function nodesPage() {
   let timer = 0;
   const load = async () => {
     try {
-      const nodes = listOf(await api.nodes(), "nodes");
-      if (alive) replace(place, nodes.map(card));
+      const [nodes, cluster] = await Promise.all([api.nodes(), api.cluster()]);
+      const cards = listOf(nodes, "nodes").map(card);
+      if (alive) replace(place, cluster.enabled ? [clusterCard(cluster), ...cards] : cards);
     } catch (fault) {
       if (alive) replace(place, failed(fault, load));
     }
@@ -29,6 +30,59 @@ export function nodesPage() {
       clearTimeout(timer);
     },
   };
+}
+
+function clusterCard(cluster) {
+  const moving = cluster.cells.filter((cell) => cell.node !== cell.wanted);
+  return h(
+    "section",
+    { class: "card", "aria-label": `Cluster ${cluster.name}` },
+    h(
+      "div",
+      { class: "card-head" },
+      h("h2", null, `Cluster ${cluster.name}`),
+      moving.length === 0
+        ? tag("every cell is where it should be", "good")
+        : tag(`${count(moving.length)} of ${count(cluster.cells.length)} cells on the way`, "warn"),
+    ),
+    table(
+      "Who holds what",
+      [
+        { label: "Node" },
+        { label: "Cells", number: true },
+        { label: "MQTT" },
+        { label: "Up since" },
+        { label: "Not heard by" },
+      ],
+      cluster.nodes.map((node) =>
+        h(
+          "tr",
+          null,
+          h("th", { scope: "row" }, node.name, node.name === cluster.me ? " (answers you)" : null),
+          h("td", { class: "num" }, count(node.cells)),
+          h("td", null, h("code", null, node.mqtt || "\u2013")),
+          h("td", null, time(node.started_at)),
+          h("td", null, node.suspected_by.length ? tag(node.suspected_by.join(", "), "bad") : "\u2013"),
+        ),
+      ),
+    ),
+    moving.length === 0
+      ? null
+      : table(
+          "Cells on the way",
+          [{ label: "Cell", number: true }, { label: "With" }, { label: "Goes to" }],
+          moving.map((cell) =>
+            h(
+              "tr",
+              null,
+              h("td", { class: "num" }, String(cell.cell)),
+              h("td", null, cell.node || "nobody"),
+              h("td", null, cell.wanted),
+            ),
+          ),
+          { quiet: false },
+        ),
+  );
 }
 
 function card(node) {

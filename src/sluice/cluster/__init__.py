@@ -1,0 +1,1 @@
+"""Several nodes that are one broker: who is there, who owns what, and the lines between them."""

@@ -1,0 +1,279 @@
+"""Between two nodes: one line each way for all that is plain MQTT. The node that dials speaks, the other one answers.
+
+A publish goes once to a node, however many of its cells want it. What was not answered when the line breaks is given
+back to the node, which asks whoever owns the cells by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from sluice.cluster import frames
+from sluice.cluster.frames import Frames, Goal, frame
+from sluice.cluster.lines import LineTransport
+from sluice.cluster.spread import Lookup, Spread
+from sluice.wire.packets import Publish
+
+if TYPE_CHECKING:
+    from sluice.cluster.node import Node
+
+GREETING: Final = b"bridge"
+FIRST_PAUSE: Final = 0.02
+LONGEST_PAUSE: Final = 0.5
+
+
+class Bridge:
+    """To one other node."""
+
+    def __init__(self, node: Node, peer: str) -> None:
+        self.choked = False
+        self._node = node
+        self._peer = peer
+        self._transport: LineTransport | None = None
+        self._out: list[bytes] = []
+        self._frames = Frames()
+        self._last = 0
+        self._publishes: dict[int, tuple[list[Goal], Spread]] = {}
+        self._lookups: dict[int, tuple[list[int], Lookup]] = {}
+        self._told = 0  # the number of the last interest that was told,
+        self._known = 0  # and up to which the peer has heard it
+        self._listeners: list[tuple[int, Callable[[], None]]] = []
+        self._pause = FIRST_PAUSE
+        self._ended = False
+        self.dial()
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None
+
+    def dial(self) -> None:
+        if not self._ended and self._transport is None:
+            self._node.lines.dial_node(self._peer, GREETING, self)
+
+    def end(self) -> None:
+        """The peer is gone: whatever it owed, somebody else answers for."""
+        self._ended = True
+        if self._transport is not None:
+            self._transport.close()
+        self._give_back()
+        listeners, self._listeners = self._listeners, []
+        for _, known in listeners:
+            known()
+
+    # ---- the line
+
+    def connection_made(self, transport: LineTransport) -> None:
+        if self._ended:
+            transport.close()
+            return
+        self._transport = transport
+        self._frames = Frames()
+        self._pause = FIRST_PAUSE
+        self.choked = False
+        for cell, table in self._node.tables():
+            self.tell(cell, table, True)
+        self._listeners = [(self._told, known) for _, known in self._listeners]
+        self._node.retry()
+
+    def data_received(self, data: bytes) -> None:
+        for kind, body in self._frames.feed(data):
+            if kind == frames.KNOWN:
+                self._hear_known(struct.unpack_from(">I", body)[0])
+            elif kind == frames.ANSWER:
+                self._hear_answer(body)
+            elif kind == frames.FOUND:
+                self._hear_found(body)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, fault: BaseException | None) -> None:
+        self._transport = None
+        self._out.clear()
+        self.choked = False
+        self._give_back()
+        if not self._ended:
+            asyncio.get_running_loop().call_later(self._pause, self.dial)
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    def pause_writing(self) -> None:
+        self.choked = True
+
+    def resume_writing(self) -> None:
+        self.choked = False
+        self._node.unhold()
+
+    def _say(self, kind: int, body: bytes) -> None:
+        if self._transport is None:
+            return
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out.append(frame(kind, body))
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if self._transport is not None and out:
+            self._transport.write(b"".join(out))
+
+    def _give_back(self) -> None:
+        publishes, self._publishes = self._publishes, {}
+        lookups, self._lookups = self._lookups, {}
+        for goals, spread in publishes.values():
+            for goal in goals:
+                self._node.send(goal, spread.message, spread)
+            spread.finish(0)
+        for cells, lookup in lookups.values():
+            for cell in cells:
+                self._node.look_up(cell, lookup)
+
+    # ---- what the node says
+
+    def tell(self, cell: int, filters: Mapping[bytes, int], whole: bool) -> None:
+        self._told += 1
+        told = json.dumps({name.decode(): count for name, count in filters.items()})
+        self._say(frames.INTEREST, struct.pack(">IHB", self._told, cell, whole) + told.encode())
+
+    def when_known(self, known: Callable[[], None]) -> None:
+        """Call back when the peer has heard all that was told so far."""
+        if self._ended or (self.is_open and self._known == self._told):
+            known()
+        else:
+            self._listeners.append((self._told, known))
+
+    def publish(self, goals: list[Goal], message: Publish, spread: Spread | None) -> None:
+        number = 0
+        if spread is not None:
+            number = self._last = self._last % 0xFFFF_FFFF + 1
+            self._publishes[number] = (goals, spread)
+            spread.wait()
+        body = struct.pack(">I", number) + frames.write_goals(goals)
+        self._say(frames.PUBLISH, body + frames.write_message(message, self._node.now()))
+
+    def look_up(self, cells: list[int], lookup: Lookup) -> None:
+        number = self._last = self._last % 0xFFFF_FFFF + 1
+        self._lookups[number] = (cells, lookup)
+        goals: list[Goal] = [(cell, []) for cell in cells]
+        self._say(frames.LOOKUP, struct.pack(">I", number) + frames.write_goals(goals) + lookup.topic_filter)
+
+    def post_will(self, cell: int, will: Publish) -> None:
+        self._say(frames.WILL, struct.pack(">H", cell) + frames.write_message(will, self._node.now()))
+
+    # ---- what the peer answers
+
+    def _hear_known(self, number: int) -> None:
+        self._known = number
+        ready = [known for told, known in self._listeners if told <= number]
+        self._listeners = [one for one in self._listeners if one[0] > number]
+        for known in ready:
+            known()
+
+    def _hear_answer(self, body: bytes) -> None:
+        number, taken = struct.unpack_from(">II", body)
+        gone, at = frames.read_goals(body, 8)
+        _, spread = self._publishes.pop(number, ([], None))
+        if spread is not None:
+            for goal in gone:
+                self._node.send_again(goal, spread)
+            spread.finish(taken, body[at:].decode())
+
+    def _hear_found(self, body: bytes) -> None:
+        (number,) = struct.unpack_from(">I", body)
+        gone, at = frames.read_goals(body, 4)
+        cells, lookup = self._lookups.pop(number, ([], None))
+        if lookup is not None:
+            for cell, _ in gone:
+                self._node.look_up(cell, lookup)
+            lookup.add(frames.read_messages(body, at, self._node.now()), len(cells) - len(gone))
+
+
+class BridgeEnd:
+    """From one other node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._transport: LineTransport | None = None
+        self._frames = Frames()
+        self._out: list[bytes] = []
+
+    def connection_made(self, transport: LineTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        node = self._node
+        for kind, body in self._frames.feed(data):
+            if kind == frames.PUBLISH:
+                self._take(body)
+            elif kind == frames.INTEREST:
+                number, cell, whole = struct.unpack_from(">IHB", body)
+                told = {name.encode(): count for name, count in json.loads(body[7:]).items()}
+                node.hear_interest(cell, told, bool(whole))
+                self._say(frames.KNOWN, struct.pack(">I", number))
+            elif kind == frames.LOOKUP:
+                self._look_up(body)
+            elif kind == frames.WILL:
+                (cell,) = struct.unpack_from(">H", body)
+                node.post_will(cell, frames.read_messages(body, 2, node.now())[0])
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, fault: BaseException | None) -> None:
+        self._transport = None
+
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
+
+    def _say(self, kind: int, body: bytes) -> None:
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out.append(frame(kind, body))
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if self._transport is not None:
+            self._transport.write(b"".join(out))
+
+    def _take(self, body: bytes) -> None:
+        node = self._node
+        (number,) = struct.unpack_from(">I", body)
+        goals, at = frames.read_goals(body, 4)
+        message = frames.read_messages(body, at, node.now())[0]
+        gone: list[Goal] = []
+        spread = None
+        if number:
+            spread = Spread(
+                message, partial(self._answer, number, gone), lambda cell: gone.append((cell, []))
+            )
+        for cell, shares in goals:
+            here = node.local.get(cell)
+            if here is None:
+                gone.append((cell, shares))
+            else:
+                left = here.take(message, shares, spread)
+                if left:
+                    gone.append((frames.ANY_CELL, left))
+        if spread is not None:
+            spread.finish(0)
+
+    def _answer(self, number: int, gone: list[Goal], taken: int, fault: str) -> None:
+        body = struct.pack(">II", number, taken) + frames.write_goals(gone) + fault.encode()
+        self._say(frames.ANSWER, body)
+
+    def _look_up(self, body: bytes) -> None:
+        node = self._node
+        (number,) = struct.unpack_from(">I", body)
+        goals, at = frames.read_goals(body, 4)
+        gone: list[Goal] = []
+        found: list[bytes] = []
+        for cell, _ in goals:
+            here = node.local.get(cell)
+            if here is None:
+                gone.append((cell, []))
+            else:
+                found += [frames.write_message(one, node.now()) for one in here.retained(body[at:])]
+        self._say(frames.FOUND, struct.pack(">I", number) + frames.write_goals(gone) + b"".join(found))

@@ -1,0 +1,267 @@
+"""One cell of the cluster on the node that owns it: a whole broker, and what it sees of the other cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mypy_extensions import i64
+
+from sluice.broker.abroad import HERE, Abroad, Legs
+from sluice.broker.broker import Broker
+from sluice.broker.connection import Connection
+from sluice.broker.session import Session
+from sluice.broker.subscriptions import Capture, Share, Subscription
+from sluice.cluster.interest import BINDING
+from sluice.cluster.legs import SessionLegs
+from sluice.cluster.placement import cell_of, cell_of_queue
+from sluice.cluster.spread import Kept, Lookup, Spread
+from sluice.cluster.where import EVERYWHERE, NOWHERE, cell_of_filter, cell_of_topic
+from sluice.errors import QueueError
+from sluice.wire.packets import Publish
+from sluice.wire.properties import PUBACK, PUBREC
+from sluice.wire.reasons import NO_MATCHING_SUBSCRIBERS, QUOTA_EXCEEDED
+from sluice.wire.topics import has_wildcard
+
+if TYPE_CHECKING:
+    from sluice.cluster.node import Node
+
+
+class Cell:
+    """`broker` is the core that the house of this cell is built round."""
+
+    def __init__(self, node: Node, number: int, broker: Broker) -> None:
+        self.number = number
+        self.broker = broker
+        self.filters: dict[bytes, int] = {}  # what it is interested in
+        self.lookups: set[Lookup] = set()
+        self.owed: set[Kept] = set()  # publishes from other cells that wait for this one's store
+        self.abroad = CellAbroad(node, self)
+        broker.has_room_for = self._has
+        broker.router.abroad = self.abroad
+
+    def _has(self, client_id: str) -> bool:
+        return cell_of(client_id, self.abroad.node.cells) == self.number
+
+    def furnish(self) -> None:
+        """The house has its doors: they know from now on that there are other cells."""
+        door = self.broker.router.door
+        if door is not None:
+            door.abroad = self.abroad
+            door.service.lies_with = self._lie_together
+
+    def _lie_together(self, queue: str, other: str) -> bool:
+        cells = self.abroad.node.cells
+        return cell_of_queue(queue, cells) == cell_of_queue(other, cells)
+
+    def take(self, message: Publish, shares: list[bytes], spread: Spread | None) -> list[bytes]:
+        """Give a message from another cell to whoever wants it here; the shares that have no member."""
+        router = self.broker.router
+        router.turn.begin()
+        kept = router.kept
+        taken = 0
+        fault = ""
+        self.note(message)
+        try:
+            taken = int(router.publish(message, None))
+        except QueueError as error:
+            fault = str(error)
+        if taken < 0:
+            taken, fault = 0, "the server keeps no more retained messages"
+        left = self._hand_out(message, shares)
+        taken += len(shares) - len(left)
+        if spread is not None:
+            spread.wait()
+            if router.kept != kept and router.keeper is not None:
+                router.keeper.answer_when_kept(Kept(self.owed, spread), 0)
+            spread.finish(taken, fault)
+        return left
+
+    def lose(self) -> None:
+        """It is not here any more: what its store still owes, its next owner does."""
+        for kept in list(self.owed):
+            kept.lose(self.number)
+
+    def _hand_out(self, message: Publish, shares: list[bytes]) -> list[bytes]:
+        router = self.broker.router
+        left: list[bytes] = []
+        for name in shares:
+            share = router.subscriptions.share(name)
+            if share is None or not router.hand_out(message, share, None):
+                left.append(name)
+        return left
+
+    def note(self, message: Publish) -> None:
+        for lookup in self.lookups:
+            lookup.seen.add(message.topic)
+
+    def retained(self, topic_filter: bytes) -> list[Publish]:
+        return self.broker.router.retained.matching(topic_filter, self.broker.turn.begin())
+
+
+class CellAbroad(Abroad):
+    def __init__(self, node: Node, cell: Cell) -> None:
+        self.node = node
+        self.cell = cell.number
+        self._cell = cell
+        self._router = cell.broker.router
+
+    # ---- queues
+
+    def cell_for(self, topic: bytes, payload: bytes) -> i64:
+        cell = cell_of_topic(topic, payload, self.node.cells)
+        return HERE if cell == NOWHERE or cell == self.cell else cell
+
+    def is_far(self, topic_filter: bytes) -> bool:
+        return cell_of_filter(topic_filter, self.node.cells) not in (NOWHERE, self.cell)
+
+    def is_near(self, topic_filter: bytes) -> bool:
+        return cell_of_filter(topic_filter, self.node.cells) in (NOWHERE, EVERYWHERE, self.cell)
+
+    def legs_of(self, session: Session) -> Legs:
+        return self._legs(session, True)
+
+    def _legs(self, session: Session, fresh: bool) -> SessionLegs:
+        legs = session.legs
+        if not isinstance(legs, SessionLegs):
+            legs = SessionLegs(session, self, fresh)
+            session.legs = legs
+        return legs
+
+    def rejoin(self, session: Session, topic_filter: bytes, qos: i64, wishes: list[str]) -> None:
+        self._legs(session, False).rejoin(topic_filter, int(qos), wishes)
+
+    def post_will(self, cell: i64, will: Publish) -> None:
+        self.node.post_will(int(cell), will)
+
+    # ---- plain topics
+
+    def keeps(self, topic: bytes) -> bool:
+        return topic.startswith(b"$SYS/") or cell_of(topic, self.node.cells) == self.cell
+
+    def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
+        router = self._router
+        kept = router.kept
+        goals, shares = self._goals(packet)
+        if packet.retain:
+            self._cell.note(packet)
+        try:
+            taken = int(router.publish(packet, session))
+        except QueueError as error:
+            session.refuse(packet, connection, QUOTA_EXCEEDED, str(error))
+            return
+        if taken < 0:
+            session.refuse(packet, connection, QUOTA_EXCEEDED, "the server keeps no more retained messages")
+            return
+        left = self._cell._hand_out(packet, shares)
+        taken += len(shares) - len(left)
+        waits = router.kept != kept or (packet.qos == 2 and session.sid != 0)
+        if not goals and not left:
+            if packet.qos > 0 and waits:
+                router.answer_when_kept(session, packet)
+            elif packet.qos > 0:
+                reason = NO_MATCHING_SUBSCRIBERS if taken == 0 else 0
+                connection.acknowledge(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id, reason, "")
+        elif packet.qos > 0:
+            session.answer_later(packet)
+            session.defer_receipt(packet)
+            spread = self.node.new_spread(packet, partial(_answer, session, packet, session.epoch()))
+            if waits and router.keeper is not None:
+                router.keeper.answer_when_kept(Kept(set(), spread), 0)
+            self.node.spread(goals, packet, spread)
+            for name in left:
+                self.node.hand_on(name, packet, spread, {self.cell})
+            spread.finish(taken)
+        else:
+            self.node.spread(goals, packet, None)
+        if waits:
+            router.hold_back(connection)
+        self.node.hold_back(connection)
+
+    def _goals(self, packet: Publish) -> tuple[dict[int, list[bytes]], list[bytes]]:
+        """By other cell, the shared subscriptions that it is to choose members for; and those of this cell."""
+        interest = self.node.interest
+        match = interest.match(packet.topic)
+        goals: dict[int, list[bytes]] = {cell: [] for cell in match.cells if cell != self.cell}
+        if packet.qos > 0:
+            for cell in interest.unknown:
+                goals.setdefault(cell, [])
+        if packet.retain and not self.keeps(packet.topic):
+            goals.setdefault(cell_of(packet.topic, self.node.cells), [])
+        goals.pop(self.cell, None)
+        shares: list[bytes] = []
+        for name, cell in match.choose() if match.shares else ():
+            if cell == self.cell:
+                shares.append(name)
+            else:
+                goals.setdefault(cell, []).append(name)
+        return goals, shares
+
+    def publish_will(self, will: Publish, session: Session) -> None:
+        self.spread_own(will, session)
+
+    def spread_own(self, message: Publish, session: Session | None) -> None:
+        """A message that nobody waits to hear of."""
+        goals, shares = self._goals(message)
+        try:
+            self._router.publish(message, session)
+        except QueueError as error:
+            self.node.warn(f"a will for {message.topic.decode()} was not kept: {error}")
+        self._cell._hand_out(message, shares)
+        spread = self.node.new_spread(message, _nobody_waits) if message.qos > 0 else None
+        self.node.spread(goals, message, spread)
+
+    def hand_on(self, message: Publish, share: Share) -> None:
+        name = b"$share/" + share.group + b"/" + share.topic_filter
+        self.node.hand_on(name, message, self.node.new_spread(message, _nobody_waits), {self.cell})
+
+    def interest(self, topic_filter: bytes, count: int) -> None:
+        self._change(topic_filter, self._cell.filters.get(topic_filter, 0) + count)
+
+    def captures_changed(self, captures: list[Capture]) -> None:
+        wanted = {BINDING + one.topic_filter for one in captures}
+        for name in [one for one in self._cell.filters if one.startswith(BINDING) and one not in wanted]:
+            self._change(name, 0)
+        for name in wanted:
+            if name not in self._cell.filters:
+                self._change(name, 1)
+
+    def _change(self, name: bytes, count: int) -> None:
+        if count > 0:
+            self._cell.filters[name] = count
+        else:
+            self._cell.filters.pop(name, None)
+        self.node.tell(self._cell, {name: max(0, count)})
+
+    def when_known(self, known: Callable[[], None]) -> None:
+        self.node.when_known(known)
+
+    def send_retained(self, subscription: Subscription) -> None:
+        topic_filter = subscription.topic_filter
+        if topic_filter.startswith(b"$SYS/"):
+            cells = [self.cell]
+        elif has_wildcard(topic_filter):
+            cells = list(range(self.node.cells))
+        else:
+            cells = [cell_of(topic_filter, self.node.cells)]
+        lookup = Lookup(topic_filter, partial(self._found, subscription))
+        lookup.left = len(cells)
+        self._cell.lookups.add(lookup)
+        lookup.over = partial(self._cell.lookups.discard, lookup)
+        self.node.look_up_all(cells, lookup)
+
+    def _found(self, subscription: Subscription, messages: list[Publish]) -> None:
+        session = subscription.session
+        if messages and session.subscriptions.get(subscription.topic_filter) is subscription:
+            self._router.turn.begin()
+            self._router.deliver_retained(subscription, messages)
+
+
+def _answer(session: Session, packet: Publish, epoch: int, taken: int, fault: str) -> None:
+    reason = QUOTA_EXCEEDED if fault else NO_MATCHING_SUBSCRIBERS if taken == 0 else 0
+    session.answer_far(packet, False, epoch, reason, fault)
+
+
+def _nobody_waits(taken: int, fault: str) -> None:
+    """A will, or a shared message on its way from one member to another."""

@@ -1,0 +1,128 @@
+"""Which cells want which plain topics, as every node has heard it last.
+
+Each cell tells its filters and how many subscriptions stand behind each; a publish goes to the cells that match. A cell
+that has not told yet, or whose owner is dead, counts as it was last known, or as one that may want everything: what is
+kept for it must wait for its next owner, and not be lost.
+
+    sensors/+/temp            subscriptions
+    $share/<group>/<filter>   members of a shared subscription: one cell of all is chosen for each message
+    \\0<filter>                bindings of queues
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Final
+
+from sluice.wire.topics import split_share
+
+MOST_ROUTES: Final = 65_536
+LONGEST_KEPT: Final = 256
+BINDING: Final = b"\0"
+
+
+class Matches:
+    """Who gets a message: every one of `cells`, and for each shared subscription one cell of those with members."""
+
+    def __init__(self) -> None:
+        self.cells: set[int] = set()
+        self.shares: dict[bytes, dict[int, int]] = {}
+
+    def choose(self) -> list[tuple[bytes, int]]:
+        """One cell for each shared subscription, by lot, weighted by members."""
+        return [(name, pick(members)) for name, members in self.shares.items()]
+
+
+def pick(members: dict[int, int]) -> int:
+    cells = list(members)
+    return cells[0] if len(cells) == 1 else random.choices(cells, list(members.values()))[0]
+
+
+class _Level:
+    def __init__(self) -> None:
+        self.children: dict[bytes, _Level] = {}
+        self.cells: dict[
+            int, int
+        ] = {}  # how many filters of a cell end here: a subscription and a binding may
+        self.shares: dict[bytes, dict[int, int]] = {}
+
+
+class Interest:
+    def __init__(self, cells: int) -> None:
+        self._tables: list[dict[bytes, int] | None] = [None] * cells
+        self.unknown: set[int] = set(range(cells))
+        self._root = _Level()
+        self._routes: dict[bytes, Matches] = {}
+
+    def replace(self, cell: int, table: Mapping[bytes, int]) -> None:
+        """All filters of a cell."""
+        for name in self._tables[cell] or {}:
+            self._enter(cell, name, 0)
+        self._tables[cell] = {}
+        self.unknown.discard(cell)
+        self.change(cell, table)
+
+    def change(self, cell: int, changes: Mapping[bytes, int]) -> None:
+        """Filters and how many stand behind them now; 0: none any more."""
+        table = self._tables[cell]
+        if table is None:
+            return  # a change to what we never heard: the whole of it comes
+        for name, count in changes.items():
+            if count:
+                table[name] = count
+            elif table.pop(name, None) is None:
+                continue
+            self._enter(cell, name, count)
+        self._routes.clear()
+
+    def _enter(self, cell: int, name: bytes, count: int) -> None:
+        group, topic_filter = split_share(name.removeprefix(BINDING))
+        node = self._root
+        for level in topic_filter.split(b"/"):
+            node = node.children.setdefault(level, _Level())
+        if group:
+            members = node.shares.setdefault(name, {})
+            if count:
+                members[cell] = count
+            else:
+                members.pop(cell, None)
+                if not members:
+                    del node.shares[name]
+            return
+        bit = 2 if name.startswith(BINDING) else 1
+        left = node.cells.get(cell, 0) & ~bit | (bit if count else 0)
+        if left:
+            node.cells[cell] = left
+        else:
+            node.cells.pop(cell, None)
+
+    def match(self, topic: bytes) -> Matches:
+        found = self._routes.get(topic)
+        if found is None:
+            found = Matches()
+            _collect(self._root, topic.split(b"/"), 0, topic[:1] == b"$", found)
+            if len(topic) <= LONGEST_KEPT:
+                if len(self._routes) >= MOST_ROUTES:
+                    self._routes.clear()
+                self._routes[topic] = found
+        return found
+
+
+def _collect(node: _Level, levels: list[bytes], depth: int, hidden: bool, found: Matches) -> None:
+    wild = not (hidden and depth == 0)  # [MQTT-4.7.2-1]
+    if wild and b"#" in node.children:
+        _add(node.children[b"#"], found)
+    if depth == len(levels):
+        _add(node, found)
+        return
+    child = node.children.get(levels[depth])
+    if child is not None:
+        _collect(child, levels, depth + 1, hidden, found)
+    if wild and b"+" in node.children:
+        _collect(node.children[b"+"], levels, depth + 1, hidden, found)
+
+
+def _add(node: _Level, found: Matches) -> None:
+    found.cells.update(node.cells)
+    found.shares.update(node.shares)

@@ -1,0 +1,381 @@
+"""A leg: a session's line to one other cell. It speaks MQTT 5 there, as a client of the same name.
+
+    home session ──Leg──▶ line ──▶ Connection and Session of the same client id in the far cell
+
+The far cell does with it what it does with every client: groups, prefetch, receive maximum, settling, refusals in
+words. Packet ids are the leg's own. What was published and not answered is said again when the line breaks or the cell
+moves; what the client had been given over the line before is settled by name then, because late work is work.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from librt.strings import BytesWriter
+from mypy_extensions import i64
+
+from sluice.broker.abroad import FarDelivery
+from sluice.broker.abroad import Leg as Port
+from sluice.broker.connection import NO_LIMIT
+from sluice.broker.queue_consumer import user_property
+from sluice.broker.queue_topics import Wishes, parse_queue_topic, read_wishes
+from sluice.broker.subscriptions import encode_identifiers
+from sluice.cluster.lines import LineTransport
+from sluice.errors import ProtocolViolation
+from sluice.wire.encode import write_ack, write_packet, write_publish, write_reasoned
+from sluice.wire.framing import Framer
+from sluice.wire.packets import (
+    V5,
+    Ack,
+    Connack,
+    Connect,
+    Disconnect,
+    Packet,
+    Pingreq,
+    Pingresp,
+    Publish,
+    Suback,
+    Subscribe,
+    SubscriptionRequest,
+    Unsubscribe,
+)
+from sluice.wire.properties import PUBACK, Properties
+
+if TYPE_CHECKING:
+    from sluice.cluster.legs import SessionLegs
+
+FIRST_PAUSE: Final = 0.02  # before a line that broke is dialled again,
+LONGEST_PAUSE: Final = 0.5  # and at most
+MOST_WAITING: Final = 1024  # publishes that wait for an answer, before the publisher is not heard
+
+
+class Sent:
+    """A publish on its way to the far cell. The epoch tells which connection of the client waits for the answer; -1:
+    none does."""
+
+    def __init__(self, packet: Publish, settles: bool, epoch: int) -> None:
+        self.packet = packet
+        self.settles = settles
+        self.epoch = epoch
+
+
+class Asked:
+    """A SUBSCRIBE on its way."""
+
+    def __init__(self, topic_filter: bytes, answer: Callable[[int, str], None] | None) -> None:
+        self.topic_filter = topic_filter
+        self.answer = answer
+
+
+class Leg(Port):
+    def __init__(self, legs: SessionLegs, cell: int, fresh: bool) -> None:
+        self.cell = cell
+        self.lasting = False  # the far session outlives its line
+        self._legs = legs
+        self._fresh = fresh  # a far session of this name would be of an earlier life
+        self._life = 0  # counts lines
+        self._transport: LineTransport | None = None
+        self._dialling = False
+        self._ended = False
+        self._framer = Framer(NO_LIMIT)
+        self._out: BytesWriter | None = None
+        self._last_id = 0
+        self._sent: dict[int, Sent] = {}  # publishes without an answer, in order
+        self._backlog: deque[Sent] = deque()  # and those that are not said yet
+        self._limit = 1024  # what the far cell takes without an answer
+        self._asked: dict[int, Asked] = {}
+        self._filters: dict[bytes, tuple[int, list[str]]] = {}
+        self._given: dict[int, FarDelivery] = {}  # what the client has of this line, by the line's packet id
+        self._said: set[int] = set()  # of those, what the far cell has said on this line
+        self._pause = FIRST_PAUSE
+        self._choked = False
+
+    # ---- the line
+
+    def dial(self) -> None:
+        if self._transport is None and not self._dialling and not self._ended:
+            self._dialling = True
+            self._legs.dial(self.cell, self)
+
+    def connection_made(self, transport: LineTransport) -> None:
+        self._dialling = False
+        if self._ended:
+            transport.close()
+            return
+        self._transport = transport
+        self._framer = Framer(NO_LIMIT)
+        self._choked = False
+        self._life += 1
+        self._said.clear()
+        session = self._legs.session
+        self.lasting = bool(self._filters) and session.expiry > 0
+        connect = Connect(session.client_id, V5, self._fresh or not self.lasting, 0)
+        connect.properties.session_expiry = session.expiry if self.lasting else 0
+        connect.properties.receive_maximum = max(1, int(session.window))
+        connection = session.connection
+        if connection is not None and connection.peer_limit != NO_LIMIT and session.version == V5:
+            connect.properties.maximum_packet_size = int(connection.peer_limit)
+        self._fresh = False
+        self._say(connect)
+        self._say(Pingreq())  # its answer comes behind all that is said again
+        self._asked = {
+            key: asked for key, asked in self._asked.items() if asked.topic_filter in self._filters
+        }
+        waiting, self._asked = {asked.topic_filter: asked for asked in self._asked.values()}, {}
+        for topic_filter, (qos, wishes) in self._filters.items():
+            asked = waiting.get(topic_filter) or Asked(topic_filter, None)
+            self._say_subscribe(asked, qos, wishes)
+        again, self._sent = self._sent, {}
+        self._backlog.extendleft(reversed(again.values()))
+        self._work_off()
+
+    def data_received(self, data: bytes) -> None:
+        self._legs.begin()
+        try:
+            for packet in self._framer.feed(data, V5):
+                self._take(packet)
+        except ProtocolViolation as fault:
+            self._legs.warn(f"the line to cell {self.cell} is not understood: {fault}")
+            self._drop()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, fault: BaseException | None) -> None:
+        self._transport = None
+        self._dialling = False
+        self._out = None
+        if not self._ended and (self._filters or self._sent or self._backlog) and self._legs.is_connected():
+            self._legs.later(self._pause, self.dial)
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    def pause_writing(self) -> None:
+        self._choked = True
+
+    def resume_writing(self) -> None:
+        self._choked = False
+        self._work_off()
+        self._legs.unhold()
+
+    def is_full(self) -> bool:
+        """Whether its client should not publish more for now."""
+        return self._choked or len(self._backlog) >= MOST_WAITING
+
+    def hear(self, listening: bool) -> None:
+        """The client reads again, or does not."""
+        if self._transport is not None:
+            if listening:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    # ---- what the session wants
+
+    def publish(self, packet: Publish, settles: bool, epoch: int) -> None:
+        if packet.expires_at:
+            packet.expiry = max(0, int(packet.expires_at - self._legs.now() + 0.999))
+        self._backlog.append(Sent(packet, settles, epoch))
+        if self._transport is None:
+            self.dial()
+        else:
+            self._work_off()
+
+    def subscribe(
+        self, topic_filter: bytes, qos: int, wishes: list[str], answer: Callable[[int, str], None] | None
+    ) -> None:
+        self._filters[topic_filter] = (qos, wishes)
+        asked = Asked(topic_filter, answer)
+        if self._transport is None:
+            self._asked[-len(self._asked) - 1] = asked
+            self.dial()
+        elif self._legs.session.expiry > 0 and not self.lasting:
+            self._asked[-len(self._asked) - 1] = asked
+            self._drop()  # the far session ends with its line, and must not from now on
+        else:
+            self._say_subscribe(asked, qos, wishes)
+
+    def unsubscribe(self, topic_filter: bytes) -> None:
+        if self._filters.pop(topic_filter, None) is not None and self._transport is not None:
+            self._say(Unsubscribe(self._next_id(), [topic_filter]))
+
+    def acknowledged(self, delivery: FarDelivery, reason: i64) -> None:
+        far_id = int(delivery.far_id)
+        if self._given.get(far_id) is delivery:
+            del self._given[far_id]
+        if delivery.life == self._life and self._transport is not None:
+            write_ack(self._output(), PUBACK, delivery.far_id, reason, None, V5)
+        elif reason < 0x80 and self._settles_by_puback(delivery):
+            self.publish(settlement(delivery.message), True, -1)
+
+    def remember(self, topic_filter: bytes, qos: int, wishes: list[str]) -> None:
+        """A subscription from before a restart; the far session may have it too."""
+        self._filters[topic_filter] = (qos, wishes)
+        self.lasting = True
+
+    def attached(self) -> None:
+        if self._filters or self._sent or self._backlog:
+            self.dial()
+
+    def departed(self) -> None:
+        """The client is away: so are we, and the far session waits as the session at home does. What the client will
+        publish again itself is forgotten; what it believes to be received is said when it is back."""
+        self._drop()
+        self._sent = {key: one for key, one in self._sent.items() if one.packet.qos == 2 or one.epoch < 0}
+        self._backlog = deque(one for one in self._backlog if one.packet.qos == 2 or one.epoch < 0)
+        self._asked.clear()
+
+    def end(self) -> None:
+        """The session is no more: the far one neither."""
+        self._ended = True
+        if self._transport is not None:
+            over = Properties()
+            over.session_expiry = 0
+            write_reasoned(self._output(), 0xE0, 0, over if self.lasting else None, V5)
+            self.flush()
+            self._transport.close()
+        elif self.lasting:
+            self._legs.end_far(self.cell)
+
+    # ---- what the far cell says
+
+    def _take(self, packet: Packet) -> None:
+        if isinstance(packet, Publish):
+            self._deliver(packet)
+        elif isinstance(packet, Ack):
+            self._answered(int(packet.packet_id), int(packet.reason), packet.properties)
+        elif isinstance(packet, Suback):
+            asked = self._asked.pop(packet.packet_id, None)
+            reason = packet.reasons[0]
+            if asked is not None and reason >= 0x80:
+                self._filters.pop(asked.topic_filter, None)
+            if asked is not None and asked.answer is not None:
+                asked.answer(reason, _words(packet.properties))
+        elif isinstance(packet, Connack):
+            self._pause = FIRST_PAUSE
+            if packet.reason >= 0x80:
+                self._legs.warn(f"cell {self.cell} refuses a line: {_words(packet.properties)}")
+            elif packet.properties is not None and packet.properties.receive_maximum:
+                self._limit = packet.properties.receive_maximum
+            self._work_off()
+        elif isinstance(packet, Pingresp):
+            self._all_said()
+        elif isinstance(packet, Disconnect):
+            self._drop()
+
+    def _deliver(self, packet: Publish) -> None:
+        session = self._legs.session
+        extra = encode_identifiers(packet.subscription_ids or [])
+        if packet.expiry >= 0:
+            packet.expires_at = self._legs.now() + float(packet.expiry)
+        if packet.qos == 0:
+            session.deliver(packet, 0, False, extra, None)
+            return
+        far_id = int(packet.packet_id)
+        self._said.add(far_id)
+        known = self._given.get(far_id)
+        if known is not None and packet.dup:
+            known.life = self._life
+            session.say_far_again(known)
+            return
+        delivery = FarDelivery(packet, extra, self, packet.packet_id, self._life)
+        self._given[far_id] = delivery
+        session.deliver_far(delivery)
+        if session.connection is not None and session.connection.choked:
+            self.hear(False)
+
+    def _all_said(self) -> None:
+        """What the client has of an earlier line and was not said again on this one is not its any more: it may still
+        finish it, and if it never had it on its present connection it never will."""
+        for far_id, delivery in list(self._given.items()):
+            if far_id not in self._said and delivery.life != self._life:
+                del self._given[far_id]
+                if delivery.unsaid:
+                    self._legs.session.drop_far(delivery)
+
+    def _answered(self, packet_id: int, reason: int, properties: Properties | None) -> None:
+        sent = self._sent.pop(packet_id, None)
+        if sent is not None and sent.epoch >= 0:
+            self._legs.answer(sent.packet, sent.settles, sent.epoch, reason, _words(properties))
+        if self._backlog:
+            self._work_off()
+
+    # ---- saying it
+
+    def _work_off(self) -> None:
+        if self._transport is None:
+            return
+        backlog = self._backlog
+        while backlog and len(self._sent) < self._limit and not self._choked:
+            sent = backlog.popleft()
+            packet = sent.packet
+            out = self._output()
+            extra = b""
+            if packet.expiry >= 0:
+                extra = b"\x02" + int(packet.expiry).to_bytes(4, "big")
+            if packet.qos == 0 and sent.epoch >= 0:
+                write_publish(out, packet, packet.topic, 0, packet.retain, False, 0, extra, V5)
+                continue
+            packet_id = self._next_id()
+            self._sent[packet_id] = sent
+            write_publish(out, packet, packet.topic, 1, packet.retain, False, packet_id, extra, V5)
+
+    def _say_subscribe(self, asked: Asked, qos: int, wishes: list[str]) -> None:
+        packet_id = self._next_id()
+        self._asked[packet_id] = asked
+        properties = Properties()
+        identifier = int(wishes[0])
+        if identifier:
+            properties.subscription_ids = [identifier]
+        properties.user = list(zip(wishes[1::2], wishes[2::2]))
+        if self._legs.session.version != V5 and "ack-mode" not in wishes[1::2]:
+            properties.user.append(("ack-mode", "puback"))
+        self._say(Subscribe(packet_id, [SubscriptionRequest(asked.topic_filter, qos)], properties))
+
+    def _settles_by_puback(self, delivery: FarDelivery) -> bool:
+        mode = "explicit" if self._legs.session.version == V5 else "puback"
+        topic = delivery.message.topic
+        for topic_filter, (_, wishes) in self._filters.items():
+            if self._legs.covers(topic_filter, topic) and "ack-mode" in wishes[1::2]:
+                mode = dict(zip(wishes[1::2], wishes[2::2]))["ack-mode"]
+        return mode == "puback"
+
+    def _next_id(self) -> int:
+        while True:
+            self._last_id = self._last_id % 65_535 + 1
+            if self._last_id not in self._sent and self._last_id not in self._asked:
+                return self._last_id
+
+    def _say(self, packet: Packet) -> None:
+        write_packet(self._output(), packet, V5)
+
+    def _output(self) -> BytesWriter:
+        if self._out is None:
+            self._out = BytesWriter()
+            self._legs.soon(self.flush)
+        return self._out
+
+    def flush(self) -> None:
+        out, self._out = self._out, None
+        if out is not None and self._transport is not None:
+            self._transport.write(out.getvalue())
+
+    def _drop(self) -> None:
+        if self._transport is not None:
+            self.flush()
+            self._transport.close()
+
+
+def settlement(message: Publish) -> Publish:
+    """An explicit ack of a delivery whose line is gone: by the names that the delivery itself carries."""
+    wishes = Wishes()
+    read_wishes(message.raw, wishes)
+    queue = parse_queue_topic(message.topic).queue
+    raw = user_property(b"message-id", wishes.id) + user_property(b"consumer-group", wishes.group.encode())
+    raw += user_property(b"delivery-token", wishes.token)
+    return Publish(b"$queue/" + queue.encode() + b"/$ack", b"", 1, False, False, 0, raw)
+
+
+def _words(properties: Properties | None) -> str:
+    return properties.reason_string or "" if properties is not None else ""

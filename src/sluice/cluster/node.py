@@ -1,0 +1,294 @@
+"""This node among the others: its cells, the lines to theirs, and where plain messages go.
+
+It knows who owns what from `owner_of` alone; whoever follows the coordinator (`cells`) tells it when that has changed.
+What is for a cell that nobody answers for is parked until somebody does, for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol
+
+from sluice.broker.connection import Connection
+from sluice.clock import steady_time
+from sluice.cluster.bridge import GREETING as BRIDGE
+from sluice.cluster.bridge import Bridge, BridgeEnd
+from sluice.cluster.cell import Cell
+from sluice.cluster.frames import ANY_CELL, Goal
+from sluice.cluster.guest import guest, is_known
+from sluice.cluster.interest import Interest, pick
+from sluice.cluster.lines import LineProtocol, NoOwner
+from sluice.cluster.local_line import join
+from sluice.cluster.spread import Lookup, Parked, Spread
+from sluice.wire.packets import Publish
+
+log = logging.getLogger(__name__)
+
+PARK_SECONDS: Final = 15.0  # what a publish waits for the next owner of a cell
+THIS_NODE: Final = -1  # dialled as a cell: the node itself
+
+
+class NodeLines(Protocol):
+    """The way to other nodes."""
+
+    def dial(self, cell: int, greeting: bytes, protocol: LineProtocol) -> None: ...
+    def dial_node(self, node: str, greeting: bytes, protocol: LineProtocol) -> None: ...
+
+
+class Node:
+    def __init__(self, cells: int, owner_of: Callable[[int], str | None], lines: NodeLines) -> None:
+        self.cells = cells
+        self.owner_of = owner_of
+        self.lines = lines
+        self.local: dict[int, Cell] = {}  # those that are open here
+        self.interest = Interest(cells)
+        self._bridges: dict[str, Bridge] = {}
+        self._parked: list[Parked] = []
+        self._held: list[Connection] = []
+
+    def now(self) -> float:
+        return steady_time()
+
+    def warn(self, text: str) -> None:
+        log.warning(text)
+
+    # ---- cells and nodes come and go
+
+    def opened(self, cell: Cell) -> None:
+        """A cell is open here: lines may be opened to it."""
+        self.local[cell.number] = cell
+        self.interest.replace(cell.number, cell.filters)
+        for bridge in self._bridges.values():
+            bridge.tell(cell.number, cell.filters, True)
+        self.retry()
+
+    def closed(self, cell: int) -> None:
+        """It is not ours any more. What it was interested in is so until its next owner says otherwise."""
+        found = self.local.pop(cell, None)
+        if found is not None:
+            found.lose()
+
+    def peers_changed(self, peers: Iterable[str]) -> None:
+        """The ids of all other nodes that live."""
+        wanted = set(peers)
+        for peer in [one for one in self._bridges if one not in wanted]:
+            self._bridges.pop(peer).end()
+        for peer in wanted:
+            if peer not in self._bridges:
+                self._bridges[peer] = Bridge(self, peer)
+        self.retry()
+
+    def tables(self) -> list[tuple[int, dict[bytes, int]]]:
+        return [(number, cell.filters) for number, cell in self.local.items()]
+
+    # ---- lines
+
+    def dial(self, cell: int, greeting: bytes, protocol: LineProtocol) -> None:
+        """Open a line to a cell, wherever it is."""
+        here = self.local.get(cell)
+        if here is not None:
+            join(protocol, guest(here.broker.connect(), greeting))
+        elif self.owner_of(cell) is None:
+            asyncio.get_running_loop().call_soon(protocol.connection_lost, NoOwner(cell))
+        else:
+            self.lines.dial(cell, greeting, protocol)
+
+    def accept(self, cell: int, greeting: bytes, peer: str = "") -> LineProtocol | None:
+        """Somebody opens a line to this node, or to a cell of it; None: it is not here."""
+        if greeting == BRIDGE:
+            return BridgeEnd(self)
+        here = self.local.get(cell)
+        if here is None or not is_known(greeting):
+            return None
+        return guest(here.broker.connect(), greeting)
+
+    # ---- interest
+
+    def tell(self, cell: Cell, changes: Mapping[bytes, int]) -> None:
+        if self.local.get(cell.number) is cell:  # else it is told whole, once it is open
+            self.interest.change(cell.number, changes)
+            for bridge in self._bridges.values():
+                bridge.tell(cell.number, changes, False)
+
+    def hear_interest(self, cell: int, filters: Mapping[bytes, int], whole: bool) -> None:
+        if cell in self.local or cell >= self.cells:
+            return  # it has moved here meanwhile
+        if whole:
+            self.interest.replace(cell, filters)
+            self.retry()  # it is open there
+        else:
+            self.interest.change(cell, filters)
+
+    def when_known(self, known: Callable[[], None]) -> None:
+        """Call back when every node that lives has heard of all our filters."""
+        waiting = Countdown(len(self._bridges) + 1, known)
+        for bridge in list(self._bridges.values()):
+            bridge.when_known(waiting.one)
+        waiting.one()
+
+    # ---- publishes
+
+    def new_spread(self, message: Publish, done: Callable[[int, str], None]) -> Spread:
+        """A publish of this node, on its way. Where a cell moves before it has kept it, the next owner is asked."""
+        spread = Spread(message, done)
+        spread.lost = lambda cell: self.send_again((cell, []), spread)
+        return spread
+
+    def spread(self, goals: Mapping[int, list[bytes]], message: Publish, spread: Spread | None) -> None:
+        """Send a message to cells, with the shared subscriptions that each is to choose a member for."""
+        by_bridge: dict[Bridge, list[Goal]] = {}
+        for cell, shares in goals.items():
+            bridge = self._bridge_to(cell)
+            if bridge is None:
+                self.send((cell, shares), message, spread)
+            else:
+                by_bridge.setdefault(bridge, []).append((cell, shares))
+        for bridge, some in by_bridge.items():
+            bridge.publish(some, message, spread)
+
+    def _bridge_to(self, cell: int) -> Bridge | None:
+        """None: the cell is here, or nobody can be asked for it."""
+        if cell in self.local:
+            return None
+        bridge = self._bridges.get(self.owner_of(cell) or "")
+        return bridge if bridge is not None and bridge.is_open else None
+
+    def send(self, goal: Goal, message: Publish, spread: Spread | None) -> None:
+        cell, shares = goal
+        here = self.local.get(cell)
+        bridge = self._bridge_to(cell)
+        if here is not None:
+            for name in here.take(message, shares, spread):
+                self.hand_on(name, message, spread, {cell})
+        elif bridge is not None:
+            bridge.publish([goal], message, spread)
+        elif spread is not None:
+            spread.wait()
+            self._park_spread(goal, spread)
+
+    def _park_spread(self, goal: Goal, spread: Spread) -> None:
+        spread.until = spread.until or self.now() + PARK_SECONDS
+        self._park(Parked(goal, spread, spread.until))
+
+    def send_again(self, goal: Goal, spread: Spread) -> None:
+        """It was not where it was sent: a cell has moved, or the members of shared subscriptions have gone."""
+        cell, shares = goal
+        if cell == ANY_CELL:
+            for name in shares:
+                self.hand_on(name, spread.message, spread, set())
+        elif self.owner_of(cell) is None or cell in self.local:
+            self.send(goal, spread.message, spread)
+        else:
+            spread.wait()  # the owner does not know yet, or we do not: a moment later one of us does
+            self._park_spread(goal, spread)
+            asyncio.get_running_loop().call_later(0.05, self.retry)
+
+    def hand_on(self, name: bytes, message: Publish, spread: Spread | None, past: set[int]) -> None:
+        """A shared subscription of which a cell has no member: another cell may have one."""
+        members = self.interest.match(message.topic).shares.get(name, {})
+        others = {cell: count for cell, count in members.items() if cell not in past}
+        if others:
+            cell = pick(others)
+            here = self.local.get(cell)
+            if here is None:
+                self.send_share(cell, name, message, spread)
+            elif here._hand_out(message, [name]):
+                self.hand_on(name, message, spread, past | {cell})
+
+    def send_share(self, cell: int, name: bytes, message: Publish, spread: Spread | None) -> None:
+        bridge = self._bridge_to(cell)
+        if bridge is not None:
+            bridge.publish([(cell, [name])], message, spread)
+
+    def post_will(self, cell: int, will: Publish) -> None:
+        here = self.local.get(cell)
+        bridge = self._bridge_to(cell)
+        if here is not None and here.broker.router.door is not None:
+            here.broker.turn.begin()
+            here.broker.router.door.publish_will(will)
+        elif bridge is not None:
+            bridge.post_will(cell, will)
+        else:
+            self._park(Parked((cell, []), will, self.now() + PARK_SECONDS))
+
+    def _park(self, parked: Parked) -> None:
+        if not self._parked:
+            asyncio.get_running_loop().call_later(PARK_SECONDS, self._give_up)
+        self._parked.append(parked)
+
+    def retry(self) -> None:
+        """Cells or nodes have come: perhaps somebody answers for what is parked."""
+        parked, self._parked = self._parked, []
+        for one in parked:
+            cell = one.goal[0]
+            if cell not in self.local and self._bridge_to(cell) is None:
+                self._parked.append(one)
+            elif isinstance(one.what, Spread):
+                self.send(one.goal, one.what.message, one.what)
+                one.what.finish(0)
+            elif isinstance(one.what, Lookup):
+                self.look_up(cell, one.what)
+            else:
+                self.post_will(cell, one.what)
+
+    def _give_up(self) -> None:
+        now = self.now()
+        late = [one for one in self._parked if one.until <= now]
+        self._parked = [one for one in self._parked if one.until > now]
+        for one in late:
+            if isinstance(one.what, Spread):
+                one.what.finish(0, "a part of the cluster does not answer: publish it again later")
+            elif isinstance(one.what, Lookup):
+                one.what.add([])
+            else:
+                self.warn(f"a will for {one.what.topic.decode()} was not kept: nobody answers for its cell")
+        if self._parked:
+            asyncio.get_running_loop().call_later(1.0, self._give_up)
+
+    # ---- retained messages
+
+    def look_up_all(self, cells: list[int], lookup: Lookup) -> None:
+        by_bridge: dict[Bridge, list[int]] = {}
+        for cell in cells:
+            bridge = self._bridge_to(cell)
+            if bridge is None:
+                self.look_up(cell, lookup)
+            else:
+                by_bridge.setdefault(bridge, []).append(cell)
+        for bridge, some in by_bridge.items():
+            bridge.look_up(some, lookup)
+
+    def look_up(self, cell: int, lookup: Lookup) -> None:
+        here = self.local.get(cell)
+        bridge = self._bridge_to(cell)
+        if here is not None:
+            lookup.add(here.retained(lookup.topic_filter))
+        elif bridge is not None:
+            bridge.look_up([cell], lookup)
+        else:
+            self._park(Parked((cell, []), lookup, self.now() + PARK_SECONDS))
+
+    # ---- slow neighbours
+
+    def hold_back(self, connection: Connection) -> None:
+        """Its publishes go to a node that reads slowly: it must not be faster for long."""
+        if any(bridge.choked for bridge in self._bridges.values()) and connection.hold():
+            self._held.append(connection)
+
+    def unhold(self) -> None:
+        held, self._held = self._held, []
+        for connection in held:
+            connection.unhold()
+
+
+class Countdown:
+    def __init__(self, count: int, done: Callable[[], None]) -> None:
+        self._count = count
+        self._done = done
+
+    def one(self) -> None:
+        self._count -= 1
+        if self._count == 0:
+            self._done()

@@ -1,0 +1,92 @@
+"""What can be set about the cluster: the table `cluster` of the server's file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, model_validator
+
+from sluice.fields import Seconds, Section, lasting, number
+from sluice.notation import Address, parse_address
+
+
+def _existing_file(path: Path) -> Path:
+    if not path.is_file():
+        raise ValueError("is not a file that exists; give the path of a PEM file")
+    return path
+
+
+def _address(value: object) -> object:
+    return parse_address(value) if isinstance(value, str) else value
+
+
+def _word(value: str) -> str:
+    if not value.isprintable() or any(sign in value for sign in "{}/ "):
+        raise ValueError("must be a word without braces and slashes")
+    return value
+
+
+PemFile = Annotated[Path, AfterValidator(_existing_file)]
+LinkAddress = Annotated[Address, BeforeValidator(_address)]
+Word = Annotated[str, AfterValidator(_word)]
+
+
+class ClusterSettings(Section):
+    """How this node meets the others. Without a coordinator it is alone, and nothing else here counts."""
+
+    coordinator: Literal["off", "etcd", "redis"] = "off"
+    name: Word = "sluice"  # nodes with the same one, at the same coordinator, are one cluster
+    node: Word = ""  # this node's own, which outlives a restart; empty: host name and port of the link
+    cells: Annotated[int, number(1, 4096)] = 60  # for the life of the cluster
+    listen: LinkAddress = Address("127.0.0.1", 7946)  # for the other nodes
+    advertise: str = ""  # the host under which the others reach this node; empty: where it listens
+    advertise_link: LinkAddress | None = None  # the whole address of the link, where a port is mapped
+    tls_cert: PemFile | None = None  # mutual TLS on the link: all three, or none
+    tls_key: PemFile | None = None
+    tls_ca: PemFile | None = None
+    trusted_network: bool = False  # True: the link may go beyond loopback without TLS
+    etcd_endpoints: list[str] = ["127.0.0.1:2379"]
+    etcd_lease_ttl: Annotated[Seconds, lasting(1, 300)] = 5.0  # of a registration, in Redis as well
+    etcd_ca: PemFile | None = None  # given: TLS to etcd
+    etcd_cert: PemFile | None = None
+    etcd_key: PemFile | None = None
+    heartbeat: Annotated[Seconds, lasting(0.05, 60)] = 0.5
+    silence: Annotated[Seconds, lasting(0.2, 300)] = (
+        2.0  # then a node is suspected, and put out by a majority
+    )
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> ClusterSettings:
+        if len({one is None for one in (self.tls_cert, self.tls_key, self.tls_ca)}) > 1:
+            raise ValueError(
+                "cluster.tls_cert, cluster.tls_key and cluster.tls_ca belong together; give all three or none"
+            )
+        if (self.etcd_cert is None) != (self.etcd_key is None):
+            raise ValueError("cluster.etcd_cert and cluster.etcd_key belong together; give both or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _link_is_safe(self) -> ClusterSettings:
+        """Whoever reaches the link is taken for a node, which may do everything."""
+        plain = self.tls_cert is None and not self.trusted_network
+        if self.coordinator != "off" and plain and not self.listen.is_loopback:
+            raise ValueError(
+                f"cluster.listen = {self.listen} is open to other machines; give cluster.tls_cert, cluster.tls_key and "
+                "cluster.tls_ca, or set cluster.trusted_network = true where nobody else can reach it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _others_can_come(self) -> ClusterSettings:
+        if self.coordinator != "off" and self.listen.host in ("0.0.0.0", "::") and not self.advertise:
+            raise ValueError("cluster.listen names no host that others could call; set cluster.advertise")
+        return self
+
+    @model_validator(mode="after")
+    def _silence_is_longer_than_a_beat(self) -> ClusterSettings:
+        if self.silence < 2 * self.heartbeat:
+            raise ValueError(
+                "cluster.silence is less than two of cluster.heartbeat, and nodes would be put out by chance"
+            )
+        return self

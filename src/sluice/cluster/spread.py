@@ -1,0 +1,89 @@
+"""One plain publish, or one question for retained messages, on its way to several cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mypy_extensions import i64
+
+from sluice.queues.ports import Publisher
+from sluice.wire.packets import Publish
+
+if TYPE_CHECKING:
+    from sluice.cluster.frames import Goal
+
+
+class Spread:
+    """Answered when every cell that had to keep something has it: `done` gets how many receivers there were, and the
+    first refusal, if there was one."""
+
+    def __init__(
+        self, message: Publish, done: Callable[[int, str], None], lost: Callable[[int], None] | None = None
+    ) -> None:
+        self.message = message
+        self.taken = 0
+        self.fault = ""
+        self.until = 0.0  # when it is given up, once it had to wait for the owner of a cell
+        self.lost = lost  # told of a cell that was to keep it and is not here any more
+        self._done = done
+        self._waiting = 1
+
+    def wait(self) -> None:
+        self._waiting += 1
+
+    def finish(self, taken: int, fault: str = "") -> None:
+        self.taken += taken
+        self.fault = self.fault or fault
+        self._waiting -= 1
+        if self._waiting == 0:
+            self._done(self.taken, self.fault)
+
+
+class Kept(Publisher):
+    """What the store of one cell of this node owes a publish."""
+
+    def __init__(self, owed: set[Kept], spread: Spread) -> None:
+        self._owed = owed
+        self._spread = spread
+        owed.add(self)
+        spread.wait()
+
+    def stored(self, tag: i64) -> None:
+        if self in self._owed:
+            self._owed.discard(self)
+            self._spread.finish(0)
+
+    def lose(self, cell: int) -> None:
+        """The cell has moved, or is to: its next owner is asked."""
+        if self._spread.lost is not None:
+            self._spread.lost(cell)
+        self.stored(0)
+
+
+class Lookup:
+    """What is retained for a filter, cell by cell. A topic that was published to meanwhile is `seen`: what was retained
+    before must not come after it."""
+
+    def __init__(self, topic_filter: bytes, found: Callable[[list[Publish]], None]) -> None:
+        self.topic_filter = topic_filter
+        self.seen: set[bytes] = set()
+        self.left = 0  # cells that have not answered
+        self.over: Callable[[], None] | None = None
+        self._found = found
+
+    def add(self, messages: list[Publish], cells: int = 1) -> None:
+        """So many cells have answered."""
+        self.left -= cells
+        self._found([one for one in messages if one.topic not in self.seen])
+        if self.left <= 0 and self.over is not None:
+            self.over()
+
+
+class Parked:
+    """Something for a cell that nobody answers for now."""
+
+    def __init__(self, goal: Goal, what: Spread | Lookup | Publish, until: float) -> None:
+        self.goal = goal
+        self.what = what
+        self.until = until

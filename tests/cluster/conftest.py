@@ -1,0 +1,104 @@
+"""The two boards that a cluster can stand on, each with a real server behind it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.cluster.board import Board
+from sluice.cluster.coordinator import NodeInfo
+from sluice.cluster.etcd.board import EtcdBoard
+from sluice.cluster.etcd.client import EtcdClient
+from sluice.cluster.membership import Membership
+from sluice.cluster.redis_board import RedisBoard
+from tests.etcd_process import EtcdProcess
+from tests.redis_process import RedisProcess
+
+CELLS = 6
+
+
+@pytest.fixture(scope="session")
+def etcd_server(redis_folder: Path) -> Iterator[EtcdProcess]:
+    """An etcd for the tests that do it no harm: use a cluster name of your own."""
+    running = EtcdProcess(redis_folder / "etcd").start()
+    yield running
+    running.stop()
+
+
+class Meeting:
+    """Nodes that meet at one board."""
+
+    def __init__(self, make_board: Callable[[], Board], stack: AsyncExitStack) -> None:
+        self.make_board = make_board
+        self._stack = stack
+
+    async def join(
+        self,
+        name: str,
+        lease: float = 5.0,
+        cells: int = CELLS,
+        link: str = "",
+        board: Board | None = None,
+        before: Callable[[str], None] = lambda node_id: None,
+    ) -> Node:
+        node = Node(name, Membership(board or self.make_board(), cells, lease), link or f"{name}:1")
+        node.before = before
+        self._stack.push_async_callback(node.membership.stop)
+        await node.start()
+        return node
+
+
+class Node:
+    def __init__(self, name: str, membership: Membership, link: str) -> None:
+        self.name = name
+        self.link = link
+        self.membership = membership
+        self.before: Callable[[str], None] = lambda node_id: None
+        self.lost = 0
+        self.changes = 0
+        self.me = NodeInfo("", name, link)
+        membership.on_lost = self._lose
+        membership.on_change = self._change
+
+    async def start(self) -> None:
+        self.me = NodeInfo(f"{self.name}-{os.urandom(4).hex()}", self.name, self.link)
+        self.before(self.me.id)
+        await self.membership.start(self.me)
+
+    @property
+    def id(self) -> str:
+        return self.me.id
+
+    def sees(self, *nodes: Node) -> bool:
+        return set(self.membership.nodes) == {one.id for one in nodes}
+
+    def _lose(self) -> None:
+        self.lost += 1
+
+    def _change(self) -> None:
+        self.changes += 1
+
+
+def board_at(where: Any, cluster: str) -> Board:
+    if isinstance(where, RedisProcess):
+        return RedisBoard(where.url, "sluice", cluster)
+    if isinstance(where, EtcdProcess):
+        return EtcdBoard(EtcdClient([one.endpoint for one in where.members]), cluster)
+    raise AssertionError(where)
+
+
+@pytest.fixture(params=["etcd", "redis"])
+def server(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(f"{request.param}_server")
+
+
+@pytest.fixture
+async def meeting(server: Any) -> AsyncIterator[Meeting]:
+    cluster = os.urandom(4).hex()
+    async with AsyncExitStack() as stack:
+        yield Meeting(lambda: board_at(server, cluster), stack)

@@ -1,0 +1,183 @@
+"""A cluster in one process: real nodes, cells and brokers, joined by lines that are no sockets, on stores in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sluice.broker.access import Anonymous
+from sluice.broker.broker import Broker
+from sluice.broker.limits import Limits
+from sluice.client import Backoff, Client
+from sluice.cluster.cell import Cell
+from sluice.cluster.front import Front
+from sluice.cluster.lines import LineLost, LineProtocol, NoOwner
+from sluice.cluster.local_line import LocalEnd, join
+from sluice.cluster.node import Node
+from sluice.cluster.placement import cell_of, cell_of_queue
+from sluice.config import Settings
+from sluice.house import House, Place
+from sluice.queues.engine import Engine
+from sluice.store.memory import MemoryStore
+
+CELLS = 6
+
+
+def say(event: str, facts: dict[str, object]) -> None:
+    print(event, facts)
+
+
+class NetLines:
+    """The way from one node to the others."""
+
+    def __init__(self, net: Net, name: str) -> None:
+        self._net = net
+        self._name = name
+
+    def dial(self, cell: int, greeting: bytes, protocol: LineProtocol) -> None:
+        self._net.join(self._name, self._net.owners[cell], cell, greeting, protocol)
+
+    def dial_node(self, node: str, greeting: bytes, protocol: LineProtocol) -> None:
+        self._net.join(self._name, node, -1, greeting, protocol)
+
+
+class MemoryNode:
+    def __init__(self, net: Net, name: str) -> None:
+        self.name = name
+        self.node = Node(CELLS, lambda cell: net.owners[cell], NetLines(net, name))
+        self.houses: dict[int, House] = {}
+        self.clients: list[LocalEnd] = []
+        self._net = net
+
+    async def open(self, number: int) -> None:
+        loop = asyncio.get_running_loop()
+        broker = Broker(loop, Limits(), Anonymous(True), say)
+        cell = Cell(self.node, number, broker)
+        store = self._net.stores.get(number)
+        if store is None:
+            store = self._net.stores[number] = MemoryStore(loop.call_soon_threadsafe)
+        house = House(self._net.settings, broker, lambda: None, Place(number), store)
+        house.furnish = cell.furnish
+        await house.open()
+        self.houses[number] = house
+        self._net.owners[number] = self.name
+        self.node.opened(cell)
+
+    async def close(self, number: int) -> None:
+        """Give a cell up in good order."""
+        cell = self.node.local[number]
+        self.node.closed(number)
+        self._net.owners[number] = None
+        cell.broker.stop(lambda: None)
+        await asyncio.sleep(0)
+        cell.broker.close()
+        await self.houses.pop(number).close()
+        self._net.stores[number] = self._net.stores[number].crash()
+
+    def drop(self, number: int) -> None:
+        """Lose a cell at once."""
+        cell = self.node.local[number]
+        self._net.owners[number] = None
+        self._net.stores[number] = self._net.stores[number].crash()
+        self.node.closed(number)
+        cell.broker.close()
+        self.houses.pop(number)
+
+    def engine(self, number: int) -> Engine:
+        door = self.node.local[number].broker.router.door
+        assert door is not None
+        return door.engine
+
+    async def dial(self, protocol: asyncio.Protocol) -> None:
+        """How a client comes to this node."""
+        front = Front(self.node, 2_097_152, 10.0)
+        self.clients.append(join(protocol, front, {"peername": ("127.0.0.1", 1)}))  # type: ignore[arg-type]
+
+    def cut_clients(self) -> None:
+        """Break every line from a client, without a word."""
+        clients, self.clients = self.clients, []
+        for line in clients:
+            line.cut(ConnectionResetError("the test cut the line"))
+
+    def client(self, client_id: str = "", **options: Any) -> Client:
+        chosen = {"dial": self.dial, "keep_alive": 0, "client_id": client_id, "backoff": Backoff(0.01, 0.1)}
+        return Client(**{**chosen, **options})
+
+
+class Net:
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings(store="memory")
+        self.owners: list[str | None] = [None] * CELLS
+        self.stores: dict[int, MemoryStore] = {}
+        self.nodes: dict[str, MemoryNode] = {}
+        self._lines: list[tuple[str, str, LocalEnd]] = []
+
+    def join(self, near: str, far: str | None, cell: int, greeting: bytes, protocol: LineProtocol) -> None:
+        node = self.nodes.get(far or "")
+        other = node.node.accept(cell, greeting) if node is not None else None
+        if other is None:
+            asyncio.get_running_loop().call_soon(protocol.connection_lost, NoOwner(cell))
+        else:
+            self._lines.append((near, far or "", join(protocol, other)))
+
+    def add(self, name: str) -> MemoryNode:
+        self.nodes[name] = MemoryNode(self, name)
+        self.meet()
+        return self.nodes[name]
+
+    def meet(self) -> None:
+        for name, node in self.nodes.items():
+            node.node.peers_changed([other for other in self.nodes if other != name])
+
+    async def move(self, cell: int, to: str) -> None:
+        await self.nodes[self.owners[cell] or ""].close(cell)
+        await self.nodes[to].open(cell)
+
+    def kill(self, name: str) -> list[int]:
+        """A node vanishes; the cells that nobody has now."""
+        node = self.nodes.pop(name)
+        for near, far, line in self._lines:
+            if name in (near, far):
+                line.cut(LineLost("the node is gone"))
+        cells = list(node.node.local)
+        node.node.peers_changed([])
+        for number in cells:
+            self.owners[number] = None
+            cell = node.node.local[number]
+            self.stores[number] = self.stores[number].crash()
+            node.node.closed(number)
+            cell.broker.close()
+        self.meet()
+        return cells
+
+
+@asynccontextmanager
+async def two_nodes(settings: Settings | None = None) -> AsyncIterator[Net]:
+    """Cells 0, 2, 4 at `a`; 1, 3, 5 at `b`."""
+    net = Net(settings)
+    for name in "ab":
+        net.add(name)
+    for cell in range(CELLS):
+        await net.nodes["ab"[cell % 2]].open(cell)
+    try:
+        yield net
+    finally:
+        for node in net.nodes.values():
+            node.node.peers_changed([])
+            for number in list(node.node.local):
+                await node.close(number)
+
+
+def client_in(cell: int, start: str = "client") -> str:
+    """A client id whose session lies in this cell."""
+    return next(name for n in range(1000) if cell_of(name := f"{start}{n}x", CELLS) == cell)
+
+
+def queue_in(cell: int, start: str = "queue") -> str:
+    return next(name for n in range(1000) if cell_of_queue(name := f"{start}{n}x", CELLS) == cell)
+
+
+def topic_in(cell: int, start: str = "topic") -> str:
+    return next(name for n in range(1000) if cell_of(name := f"{start}{n}x", CELLS) == cell)

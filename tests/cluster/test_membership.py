@@ -1,0 +1,237 @@
+"""Nodes that come, go, hold cells and fall silent, with a real etcd and a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.cluster.coordinator import CoordinatorError, NodeInfo, decode_node
+from sluice.cluster.etcd.board import EtcdBoard
+from sluice.cluster.etcd.client import EtcdClient
+from sluice.cluster.redis_board import RedisBoard
+from tests.cluster.conftest import Meeting, board_at
+from tests.cluster.kit import until
+from tests.etcd_process import EtcdProcess, make_members
+from tests.fault_proxy import FaultProxy
+from tests.redis_process import RedisProcess
+
+
+async def test_nodes_see_each_other_come_and_go(meeting: Meeting) -> None:
+    one = await meeting.join("one")
+    two = await meeting.join("two")
+    assert two.sees(one, two)
+    assert two.membership.nodes[one.id] == one.me
+    await until(lambda: one.sees(one, two))
+    await two.membership.stop()
+    await until(lambda: one.sees(one))
+    assert one.lost == two.lost == 0 and not two.membership.may_own
+
+
+async def test_of_two_claimants_one_wins(meeting: Meeting) -> None:
+    nodes = [await meeting.join(name) for name in ("one", "two", "three")]
+    won = await asyncio.gather(*(node.membership.claim(3, None) for node in nodes))
+    assert sorted(won) == [False, False, True]
+    winner = nodes[won.index(True)]
+    await until(lambda: all(node.membership.claims == {3: winner.id} for node in nodes))
+
+
+async def test_a_cell_is_handed_from_one_to_the_next(meeting: Meeting) -> None:
+    one, two = await meeting.join("one"), await meeting.join("two")
+    assert await one.membership.claim(0, None)
+    assert not await two.membership.claim(0, None)
+    await one.membership.release(0)
+    assert 0 not in one.membership.claims
+    assert await two.membership.claim(0, None)
+    await one.membership.release(0)  # which it no longer holds
+    assert two.membership.claims == {0: two.id}
+
+
+async def test_the_claim_of_a_dead_node_stays_and_is_taken_from_it_by_name(meeting: Meeting) -> None:
+    one, two = await meeting.join("one"), await meeting.join("two")
+    assert await one.membership.claim(0, None)
+    await two.membership.put_out(one.id)
+    await until(lambda: one.lost == 1)
+    assert not one.membership.may_own
+    assert not await one.membership.claim(1, None)
+    assert two.membership.claims == {0: one.id}
+    assert not await two.membership.claim(0, "somebody else")
+    assert await two.membership.claim(0, one.id)
+    assert two.membership.claims == {0: two.id}
+
+
+async def test_a_node_that_was_put_out_comes_back_as_another(meeting: Meeting) -> None:
+    one, two = await meeting.join("one"), await meeting.join("two")
+    await two.membership.put_out(one.id)
+    await until(lambda: one.lost)
+    before = one.id
+    await one.start()
+    assert one.membership.may_own
+    await until(lambda: two.sees(one, two))
+    assert before not in two.membership.nodes and one.me.name == two.membership.nodes[one.id].name
+
+
+async def test_a_node_that_dies_is_gone_when_its_lease_is(meeting: Meeting) -> None:
+    one = await meeting.join("one", lease=1.0)
+    two = await meeting.join("two")
+    await until(lambda: two.sees(one, two))
+    one.membership._leave()  # as if it were stopped: nobody keeps its lease any more
+    await until(lambda: two.sees(two))
+
+
+async def test_suspicions_are_seen_by_all_and_end_with_those_who_have_them(meeting: Meeting) -> None:
+    one, two, three = [await meeting.join(name) for name in ("one", "two", "three")]
+    await one.membership.suspect(three.id, True)
+    await two.membership.suspect(three.id, True)
+    await until(lambda: two.membership.suspicions == {three.id: {one.id, two.id}})
+    await one.membership.suspect(three.id, False)
+    await until(lambda: three.membership.suspicions == {three.id: {two.id}})
+    await two.membership.stop()
+    await until(lambda: three.membership.suspicions == {})
+
+
+async def test_a_node_with_another_number_of_cells_is_refused_with_a_cure(meeting: Meeting) -> None:
+    await meeting.join("one")
+    with pytest.raises(
+        CoordinatorError, match=r"has 6 cells.*cluster\.cells is 7 here\. Set cluster\.cells = 6"
+    ):
+        await meeting.join("two", cells=7)
+
+
+async def test_a_node_that_comes_back_at_its_address_replaces_what_it_was(meeting: Meeting) -> None:
+    before = await meeting.join("one", link="here:1")
+    after = await meeting.join("one", link="here:1")
+    assert after.sees(after)
+    await until(lambda: before.lost)
+
+
+async def test_a_second_node_of_the_same_name_elsewhere_is_refused(meeting: Meeting) -> None:
+    await meeting.join("one", lease=1.0, link="here:1")
+    with pytest.raises(
+        CoordinatorError, match=r"'one' is in the cluster already, at here:1\. Give each node"
+    ):
+        await meeting.join("one", lease=0.5, link="there:1")
+
+
+@pytest.fixture
+def proxy(server: Any) -> Iterator[FaultProxy]:
+    running = FaultProxy(server.port)
+    yield running
+    running.close()
+
+
+async def test_a_node_cut_off_stops_owning_before_its_lease_can_end(
+    server: Any, proxy: FaultProxy, meeting: Meeting
+) -> None:
+    """The other is told by the board, which counts from a later moment: never do both think that they may own."""
+    cluster = os.urandom(4).hex()
+    through = (
+        RedisBoard(f"redis://127.0.0.1:{proxy.port}", "sluice", cluster)
+        if isinstance(server, RedisProcess)
+        else EtcdBoard(EtcdClient([f"127.0.0.1:{proxy.port}"]), cluster)
+    )
+    meeting.make_board = lambda: board_at(server, cluster)
+    cut = await meeting.join("cut", lease=2.0, board=through)
+    other = await meeting.join("other")
+    await until(lambda: other.sees(cut, other))
+    may_own_when_gone: list[bool] = []
+    watched = other.membership.on_change
+
+    def look() -> None:
+        watched()
+        if cut.id not in other.membership.nodes:
+            may_own_when_gone.append(cut.membership.may_own)
+
+    other.membership.on_change = look
+    proxy.hold()
+    await until(lambda: may_own_when_gone)
+    assert not any(may_own_when_gone)
+    assert cut.lost == 1
+    proxy.release()
+    await cut.start()
+    await until(lambda: other.sees(cut, other))
+
+
+@pytest.fixture(params=["etcd", "redis"])
+def mortal(request: pytest.FixtureRequest, redis_folder: Path) -> Iterator[EtcdProcess | RedisProcess]:
+    """A server of the test's own, which it may kill."""
+    folder = redis_folder / os.urandom(4).hex()
+    running = EtcdProcess(folder).start() if request.param == "etcd" else RedisProcess(folder).start()
+    yield running
+    running.stop()
+
+
+async def test_a_restart_of_the_server_is_survived(mortal: EtcdProcess | RedisProcess) -> None:
+    async with AsyncExitStack() as stack:
+        meeting = Meeting(lambda: board_at(mortal, "c"), stack)
+        one, two = await meeting.join("one", lease=20.0), await meeting.join("two", lease=20.0)
+        assert await one.membership.claim(0, None)
+        mortal.kill()
+        claiming = asyncio.create_task(two.membership.claim(1, None))
+        await asyncio.to_thread(mortal.start)
+        assert await claiming
+        await until(lambda: one.membership.claims == {0: one.id, 1: two.id})
+        assert one.sees(one, two) and one.lost == two.lost == 0
+        three = await meeting.join("three")
+        await until(lambda: one.sees(one, two, three))
+
+
+async def test_an_etcd_that_loses_its_leader_is_survived(redis_folder: Path) -> None:
+    members = await asyncio.to_thread(make_members, redis_folder / "etcd3", 3)
+    try:
+        async with AsyncExitStack() as stack:
+            leader = next(one for one in members if one.is_leader())
+            others = [one for one in members if one is not leader]
+            at_leader = EtcdBoard(EtcdClient([leader.endpoint, *(one.endpoint for one in others)]), "c")
+            at_other = EtcdBoard(EtcdClient([one.endpoint for one in others]), "c")
+            meeting = Meeting(lambda: at_other, stack)
+            one = await meeting.join("one", lease=20.0, board=at_leader)
+            two = await meeting.join("two", lease=20.0)
+            leader.kill()
+            assert await one.membership.claim(0, None)
+            assert await two.membership.claim(1, None)
+            await until(lambda: one.membership.claims == two.membership.claims == {0: one.id, 1: two.id})
+            assert one.lost == two.lost == 0 and one.sees(one, two)
+    finally:
+        for member in members:
+            member.stop()
+
+
+async def test_a_watch_that_etcd_has_forgotten_is_begun_anew_with_all_there_is(
+    etcd_server: EtcdProcess,
+) -> None:
+    """Cut off while claims change and etcd is compacted: what was missed is nowhere any more but in the whole."""
+    cluster = os.urandom(4).hex()
+    proxy = FaultProxy(etcd_server.port)
+    client = EtcdClient([etcd_server.endpoint])
+    try:
+        async with AsyncExitStack() as stack:
+            meeting = Meeting(lambda: board_at(etcd_server, cluster), stack)
+            through = EtcdBoard(EtcdClient([f"127.0.0.1:{proxy.port}"]), cluster)
+            cut = await meeting.join("cut", lease=20.0, board=through)
+            other = await meeting.join("other")
+            await until(lambda: cut.sees(cut, other))
+            proxy.hold()
+            for cell in range(3):
+                assert await other.membership.claim(cell, None)
+            await other.membership.release(0)
+            await client.compact((await client.range(b"x")).header.revision)
+            proxy.cut()
+            proxy.release()
+            await until(lambda: cut.membership.claims == {1: other.id, 2: other.id})
+            assert cut.lost == 0
+    finally:
+        await client.close()
+        proxy.close()
+
+
+def test_a_registration_of_another_version_is_read_as_far_as_it_is_known() -> None:
+    node = NodeInfo("one-1", "one", "h:1")
+    assert decode_node(node.encode()) == node
+    assert decode_node(node.encode()[:-1] + b',"colour":"red"}') == node
+    assert decode_node(b"nonsense") is None and decode_node(b'{"name":"x"}') is None
