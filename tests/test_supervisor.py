@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import json
 import os
 import shutil
 import signal
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from sluice.client.sync import Client
 from sluice.config_sources import load_settings
 from sluice.supervisor import Supervisor
 from tests.brokers import StartBroker, same_build
@@ -142,13 +142,22 @@ def test_a_killed_broker_is_started_again_on_its_data_and_a_second_one_is_refuse
     data = tmp_path / "data"
     flags = ["--data", str(data)]
     first = start_broker(flags=flags)
-    command = [sys.executable, "-m", "sluice"]
-    url = {"SLUICE_URL": f"http://{first.address('http')}", "SLUICE_MQTT": str(first.mqtt)}
-    subprocess.run(
-        [*command, "publish", "tasks", "kept"], env=same_build() | url, check=True, capture_output=True
-    )
+    with Client.from_url(f"mqtt://{first.mqtt}", client_id="clerk") as client:
+        client.publisher("tasks").send("kept")
     other = subprocess.run(
-        [*command, "serve", *flags, "--mqtt", "127.0.0.1:0", "--http", "off", "--grpc", "off"],
+        [
+            sys.executable,
+            "-m",
+            "sluice",
+            "serve",
+            *flags,
+            "--mqtt",
+            "127.0.0.1:0",
+            "--http",
+            "off",
+            "--grpc",
+            "off",
+        ],
         env=same_build(),
         capture_output=True,
         text=True,
@@ -158,11 +167,12 @@ def test_a_killed_broker_is_started_again_on_its_data_and_a_second_one_is_refuse
     assert f"{first.process.pid}" in other.stderr  # who has it
     first.kill()
     again = start_broker(flags=flags)
-    url = {"SLUICE_URL": f"http://{again.address('http')}"}
-    peeked = subprocess.run(
-        [*command, "peek", "tasks", "--json"], env=same_build() | url, check=True, capture_output=True
-    )
-    assert [message["payload"] for message in json.loads(peeked.stdout)] == ["kept"]
+    with (
+        Client.from_url(f"mqtt://{again.mqtt}", client_id="worker-1") as client,
+        client.consumer("tasks") as tasks,
+    ):
+        task = tasks.take(timeout=SECONDS)
+        assert task is not None and task.text == "kept"
 
 
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:

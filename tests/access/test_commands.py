@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,14 @@ def test_rules_say_which_of_them_decides(shell: Shell) -> None:
     shell("rules", "check", "rules.toml", "fly", "x", code=2)
     (shell.folder / "rules.toml").write_text("[[rule]]\nallow = 'fly'")
     assert "'fly' is no action" in shell("rules", "check", "rules.toml", code=1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_file_that_root_changes_stays_its_owners(shell: Shell) -> None:
+    path = shell.folder / "users.toml"
+    shell("user", "add", "ann", "--password-stdin", typed=f"{PASSWORD}\n")
+    os.chown(path, 4711, 4712)
+    shell("user", "add", "bob", "--password-stdin", typed=f"{PASSWORD}\n")
+    now = path.stat()
+    assert (now.st_uid, now.st_gid, now.st_mode & 0o777) == (4711, 4712, 0o600)
+    assert sorted(load_users(path)) == ["ann", "bob"]

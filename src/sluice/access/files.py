@@ -70,10 +70,14 @@ class Watched(Generic[T]):
 
 
 def write_private(path: Path, text: str) -> None:
-    """Put `text` in the place of the file at once, readable by its owner only."""
+    """Put `text` in the place of the file at once, readable by its owner only. When root does it, the owner stays who
+    it was: a service that may read its users must not be locked out by `sudo sluice user add`."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mkstemp makes it 0600
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
+            if os.geteuid() == 0 and path.exists():
+                owner = path.stat()
+                os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
