@@ -39,6 +39,7 @@ WALKED_ELSEWHERE = (
     "docs/compacted.md",
     "docs/grpc.md",
     "docs/queues.md",
+    "docs/reliability.md",
     "docs/rest.md",
     "docs/spark.md",
 )
