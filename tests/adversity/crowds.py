@@ -68,7 +68,7 @@ async def at_rest(broker: Broker) -> tuple[int, int]:
 async def churn(ground: Ground) -> None:
     """Clients come, subscribe, publish and vanish without a word, a hundred at a time."""
     broker = ground.start()
-    count = ground.size(1000, 10_000)
+    count = ground.size(10, 100) * HUNDRED
     answered = 0
 
     async def visit(number: int) -> None:
@@ -170,7 +170,7 @@ async def slow_consumers(ground: Ground) -> None:
 async def malformed(ground: Ground) -> None:
     """Rubbish, half packets, giant lengths and clients that send one byte a second."""
     broker = ground.start('[mqtt]\nconnect_timeout = "1s"\n')
-    count = ground.size(1000, 30_000)
+    count = ground.size(10, 300) * HUNDRED
     draw = random.Random(ground.seed)
     seeds = [fault[1] for fault in FAULTS]
 
