@@ -18,6 +18,7 @@ from tests.adversity.work import Producer, check_all_there, fill
 from tests.broker.test_faults import FAULTS
 from tests.brokers import Broker
 from tests.conformance.lines import Line, line_to
+from tests.services import need_program
 
 HUNDRED = 100
 
@@ -114,7 +115,7 @@ async def crowd(ground: Ground) -> None:
     limit = 200
     flags = ("--http", "off", "--grpc", "off")
     broker = ground.start(
-        "[queues]\ncache_bytes = 0\n", flags, under=["prlimit", f"--nofile={limit}:{limit}"]
+        "[queues]\ncache_bytes = 0\n", flags, under=[need_program("prlimit"), f"--nofile={limit}:{limit}"]
     )
     producer = Producer("jobs", size=100_000)
     async with client(broker, "filler-0") as maker, AsyncExitStack() as lines:
