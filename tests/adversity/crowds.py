@@ -171,7 +171,7 @@ async def slow_consumers(ground: Ground) -> None:
 async def malformed(ground: Ground) -> None:
     """Rubbish, half packets, giant lengths and clients that send one byte a second."""
     broker = ground.start('[mqtt]\nconnect_timeout = "1s"\n')
-    count = ground.size(10, 300) * HUNDRED
+    count = ground.size(5, 300) * HUNDRED
     draw = random.Random(ground.seed)
     seeds = [fault[1] for fault in FAULTS]
 

@@ -79,7 +79,7 @@ async def slow(ground: Ground) -> None:
     shim = ground.shim()
     broker = ground.start(environ=shim.environ)
     producers = [Producer(f"jobs-{nth}", size=2000) for nth in range(8)]
-    seconds = ground.size(3, 40)
+    seconds = ground.size(2, 40)
     before = rss(broker)
     shim.order(sync_delay=300_000, write_delay=20_000)
     peak = before
