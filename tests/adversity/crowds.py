@@ -18,6 +18,7 @@ from tests.adversity.work import Producer, check_all_there, fill
 from tests.broker.test_faults import FAULTS
 from tests.brokers import Broker
 from tests.conformance.lines import Line, line_to
+from tests.services import need_program
 
 HUNDRED = 100
 
@@ -68,7 +69,7 @@ async def at_rest(broker: Broker) -> tuple[int, int]:
 async def churn(ground: Ground) -> None:
     """Clients come, subscribe, publish and vanish without a word, a hundred at a time."""
     broker = ground.start()
-    count = ground.size(1000, 10_000)
+    count = ground.size(10, 100) * HUNDRED
     answered = 0
 
     async def visit(number: int) -> None:
@@ -114,7 +115,7 @@ async def crowd(ground: Ground) -> None:
     limit = 200
     flags = ("--http", "off", "--grpc", "off")
     broker = ground.start(
-        "[queues]\ncache_bytes = 0\n", flags, under=["prlimit", f"--nofile={limit}:{limit}"]
+        "[queues]\ncache_bytes = 0\n", flags, under=[need_program("prlimit"), f"--nofile={limit}:{limit}"]
     )
     producer = Producer("jobs", size=100_000)
     async with client(broker, "filler-0") as maker, AsyncExitStack() as lines:
@@ -170,7 +171,7 @@ async def slow_consumers(ground: Ground) -> None:
 async def malformed(ground: Ground) -> None:
     """Rubbish, half packets, giant lengths and clients that send one byte a second."""
     broker = ground.start('[mqtt]\nconnect_timeout = "1s"\n')
-    count = ground.size(1000, 30_000)
+    count = ground.size(5, 300) * HUNDRED
     draw = random.Random(ground.seed)
     seeds = [fault[1] for fault in FAULTS]
 

@@ -21,7 +21,7 @@ from sluice.client import Client
 from tests.adversity.shim import Shim
 from tests.brokers import Broker
 
-SECONDS = 40.0  # how long anything may take that must happen: the machine may be busy
+SECONDS = 60.0  # how long anything may take that must happen: the machine may be busy
 MIB = 1 << 20
 NO_DOORS = ("--ws", "off", "--http", "off", "--grpc", "off")  # a broker without them starts in half the time
 

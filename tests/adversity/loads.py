@@ -47,7 +47,7 @@ ODD_PAYLOADS = [
 
 async def backlog(ground: Ground) -> None:
     """So many messages that nobody takes."""
-    count = ground.size(10_000, 1_000_000)
+    count = ground.size(5000, 1_000_000)
     broker = ground.start(DEEP)
     producer = Producer("jobs", size=1000)
     before = rss(broker)
@@ -193,7 +193,7 @@ async def memory(ground: Ground) -> None:
     room = 160 * MIB
     limit_memory(broker, room)
     before = rss(broker)
-    pushers = Pushers(broker, ground.size(3, 40))
+    pushers = Pushers(broker, ground.size(2, 40))
     for nth in range(10):
         async with client(broker, f"sleeper-{nth}", lasting=True) as line:
             await line.subscribe("news/#", qos=1)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from tests.adversity.ground import Ground
-from tests.durable.crash import crash
+from tests.durable.crash import KILLED_STARTS, crash
 
 
 async def kills(ground: Ground) -> None:
     """Publishers with confirms, consumers that ack and nack, a lasting session, and kills at random moments."""
     rounds = ground.size(3, 50)
-    ledger = await crash(ground.folder, rounds=rounds, seconds=0.7, seed=ground.seed)
+    ledger = await crash(
+        ground.folder, rounds=rounds, seconds=0.7, seed=ground.seed, killed_starts=KILLED_STARTS
+    )
     ground.faults += ledger.faults
     ground.note(
         f"{rounds} kills under load: {len(ledger.confirmed):,} messages confirmed, "

@@ -209,8 +209,11 @@ class Stillborn(Broker):
 
 
 class Arena:
-    def __init__(self, folder: Path, seed: int, redis: RedisProcess | None = None) -> None:
+    def __init__(
+        self, folder: Path, seed: int, redis: RedisProcess | None = None, killed_starts: float = 0.0
+    ) -> None:
         self._folder = folder
+        self._killed_starts = killed_starts if redis is None else 0.0
         self._redis = redis
         self._rounds = 0
         self._draw = random.Random(seed)
@@ -229,7 +232,7 @@ class Arena:
 
     async def round(self, seconds: float) -> None:
         """Load, and the end of the server in the middle of it."""
-        if self._redis is None and self._draw.random() < KILLED_STARTS:
+        if self._draw.random() < self._killed_starts:
             self.kill_a_start()
         broker = self.start()
         tasks = [asyncio.create_task(one) for one in self._cast(broker, True)]
@@ -329,8 +332,10 @@ async def crash(
     seed: int,
     say: bool = False,
     redis: RedisProcess | None = None,
+    killed_starts: float = 0.0,
 ) -> Ledger:
-    arena = Arena(folder, seed, redis)
+    """`killed_starts` is the share of rounds before which a start is killed as well."""
+    arena = Arena(folder, seed, redis, killed_starts)
     ledger = arena.ledger
     for nth in range(rounds):
         await arena.round(seconds)
@@ -361,7 +366,7 @@ def main() -> int:
         redis = RedisProcess(Path(folder) / "redis").start() if told.redis else None
         try:
             ledger = asyncio.run(
-                crash(Path(folder), told.rounds, told.seconds, told.seed, say=True, redis=redis)
+                crash(Path(folder), told.rounds, told.seconds, told.seed, True, redis, KILLED_STARTS)
             )
         finally:
             if redis is not None:

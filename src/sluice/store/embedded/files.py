@@ -30,7 +30,7 @@ class Files:
     few are held in reserve and used when there is no other, and a file that is closed gives them back."""
 
     def __init__(self) -> None:
-        self._null = -1
+        self._nowhere = -1  # not `_null`: that is `__null` in the compiled build, a word of C
         self._reserve: list[int] = []
         self._guard = threading.Lock()  # reader and writer share the reserve
 
@@ -52,18 +52,18 @@ class Files:
 
     def is_short(self) -> bool:
         """Whether the reserve is in use: who holds files for convenience should let some go."""
-        return self._null >= 0 and len(self._reserve) < _RESERVE
+        return self._nowhere >= 0 and len(self._reserve) < _RESERVE
 
     def fill_reserve(self) -> None:
         """While there are enough of them."""
-        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._nowhere = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._refill()
 
     def _refill(self) -> None:
         with self._guard:
             try:
-                while self._null >= 0 and len(self._reserve) < _RESERVE:
-                    self._reserve.append(os.dup(self._null))
+                while self._nowhere >= 0 and len(self._reserve) < _RESERVE:
+                    self._reserve.append(os.dup(self._nowhere))
             except OSError:
                 pass  # with the next file that is closed
 
@@ -72,9 +72,9 @@ class Files:
             for fd in self._reserve:
                 os.close(fd)
             self._reserve.clear()
-            if self._null >= 0:
-                os.close(self._null)
-                self._null = -1
+            if self._nowhere >= 0:
+                os.close(self._nowhere)
+                self._nowhere = -1
 
     def make_directory(self, path: str) -> None:
         """Make `path` unless it is there, and its name durable: what is in a lost directory is lost as well."""
@@ -199,8 +199,8 @@ class Files:
 
     def close(self, fd: int) -> None:
         with self._guard:
-            if self._null >= 0 and len(self._reserve) < _RESERVE:
-                os.dup2(self._null, fd, inheritable=False)  # in one step: nobody gets it in between
+            if self._nowhere >= 0 and len(self._reserve) < _RESERVE:
+                os.dup2(self._nowhere, fd, inheritable=False)  # in one step: nobody gets it in between
                 self._reserve.append(fd)
                 return
         os.close(fd)
