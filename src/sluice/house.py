@@ -349,8 +349,6 @@ class House:
         runner = self._runner
         if self._polling is not None:
             self._polling.cancel()
-            if self._redis is not None and self.failure is None and keep:
-                self._redis.look(steady_time())  # what was delivered since the last look
         if runner is not None:
             if self.failure is None and keep:
                 kept = asyncio.Event()
@@ -358,6 +356,8 @@ class House:
                 with suppress(TimeoutError):  # nobody was told that the rest is kept
                     async with asyncio.timeout(self._settings.redis.wait if self._is_elsewhere else None):
                         await kept.wait()
+                if self._redis is not None:
+                    self._redis.look(steady_time())  # what has happened since the last look
             if self._place is None:
                 runner.close()
             else:

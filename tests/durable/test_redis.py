@@ -15,6 +15,7 @@ import pytest
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminStub
 from sluice.client import Client, ClientError, PublishRefused
+from sluice.store.redis.aggregate import ask_redis
 from tests.brokers import Broker, StartBroker
 from tests.cli.shell import Shell
 from tests.durable.crash import client_of, crash
@@ -242,6 +243,11 @@ async def test_every_door_tells_what_redis_shows_of_the_queues(
         store = await QueueAdminStub(channel).GetStore(pb.GetStoreRequest())
     assert {one.name: one.counters["produced"] for one in store.queues}["jobs"] == 3
     assert store.owner == told["owner"]
+    broker.stop()
+    left = await asyncio.to_thread(ask_redis, redis_server.url, tmp_path.name)
+    assert (left.owner, left.queues["jobs"].length) == ("", 0), (
+        "what is settled is gone, and nobody has the store"
+    )
 
 
 async def test_a_broker_that_stands_by_takes_the_store_when_its_owner_is_gone(

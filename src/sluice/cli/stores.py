@@ -26,7 +26,7 @@ def store(visit: Visit) -> None:
         ("health", found["fault"] or "well"),
         ("log", f"{size(found['bytes'])} in {plural(found['segments'], 'segment')}"),
     ]
-    if found["kind"] == "redis":
+    if found["version"]:
         kind = "Redis Cluster" if found["cluster"] else "Redis"
         lines += [
             ("what", f"{kind} {found['version']}"),

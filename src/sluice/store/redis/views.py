@@ -56,6 +56,7 @@ class Views:
             False  # until it was compared with Redis after a start, what is pending there is not known
         )
         self._fresh: dict[_Cell, int] = {}
+        self._groups: dict[int, set[str]] = {}  # by partition: the same as above
         self._consumed: dict[_Cell, int] = {}
         self._trimmed: dict[int, int] = {}
         self._untrimmed: dict[int, int] = {}  # the first message that lives, by partition
@@ -169,9 +170,10 @@ class Views:
         for pid in change.pids:
             base = self._base(pid)
             steps = plan.view(base)
-            for cell in [cell for cell in self._fresh if cell[0] == pid]:
-                self._forget(cell, base, steps)
-                self._consumed.pop(cell, None)
+            for group in list(self._groups.get(pid, ())):
+                self._forget((pid, group), base, steps)
+                self._consumed.pop((pid, group), None)
+            self._groups.pop(pid, None)
             # The fence stays for a while: a late copy of an earlier write must not bring the stream back.
             for key in (base, again(base), counters(base)):
                 steps.command("UNLINK", key)
@@ -183,6 +185,7 @@ class Views:
         self.pending.pop(cell, None)
         self.waiting.pop(cell, None)
         self._fresh.pop(cell, None)
+        self._groups.get(cell[0], set()).discard(cell[1])
         steps.command("UNLINK", retry(base, cell[1]))
         steps.command("UNLINK", retries(base, cell[1]))
 
@@ -223,22 +226,24 @@ class Views:
             seqs += range(first, first + many)
         ids: list[Word] = [entry_id(seq) for seq in seqs]
         steps.many("XDEL", base, [], ids)
-        for cell in [cell for cell in self._fresh if cell[0] == change.pid]:
+        for group in self._groups.get(change.pid, ()):
+            cell = (change.pid, group)
             pending = self.pending.get(cell, {})
             waiting = self.waiting.get(cell, set())
             if not self.is_sure:
-                steps.many("XACK", base, [cell[1]], ids)
+                steps.many("XACK", base, [group], ids)
             elif pending or waiting:  # one that waits may have become due, and pending, a moment ago
                 held: list[Word] = [entry_id(seq) for seq in seqs if seq in pending or seq in waiting]
-                steps.many("XACK", base, [cell[1]], held)
+                steps.many("XACK", base, [group], held)
             for seq in seqs:
                 pending.pop(seq, None)
             if waiting:
-                self._end_waiting(steps, base, cell[1], [seq for seq in seqs if seq in waiting])
+                self._end_waiting(steps, base, group, [seq for seq in seqs if seq in waiting])
                 waiting.difference_update(seqs)
 
     def make_group(self, steps: Steps, base: str, pid: int, group: str, fresh: int) -> None:
         self._fresh[pid, group] = fresh
+        self._groups.setdefault(pid, set()).add(group)
         words: list[Word] = ["XGROUP", "CREATE", base, group, _before(fresh), "MKSTREAM"]
         if self._counts_reads:
             words += ["ENTRIESREAD", fresh]

@@ -1,0 +1,86 @@
+"""A store that takes nothing for a while: what must be kept is refused, what waits is bounded, the rest goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.wire.properties import PUBACK
+from tests.mqtt_queues.kit import QueueHouse, put
+
+WHY = "Redis has no memory"
+
+
+def stalled() -> QueueHouse:
+    house = QueueHouse()
+    house.store.hold()
+    house.broker.router.stalled(WHY)
+    house.engine.unavailable = WHY
+    return house
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_publish_for_a_lasting_session_is_refused_with_the_reason(qos: int) -> None:
+    house = QueueHouse()
+    lasting = house.connect_lasting("lasting")
+    lasting.subscribe("mail", qos=2)
+    device = house.connect("device")
+    house.store.hold()
+    house.broker.router.stalled(WHY)
+    reason, why = put(device, "mail", b"x", qos)
+    assert (reason, WHY in why) == (0x83, True)
+    assert put(device, "elsewhere", b"x", qos)[0] == 0x10
+    house.broker.router.stalled("")
+    house.store.release()
+    assert put(device, "mail", b"y", qos)[0] == 0
+    assert lasting.payloads() == [b"y"]
+
+
+def test_a_member_of_a_shared_subscription_counts_too() -> None:
+    house = QueueHouse()
+    house.connect_lasting("lasting").subscribe("$share/g/mail", qos=1)
+    device = house.connect("device")
+    house.broker.router.stalled(WHY)
+    assert put(device, "mail", b"x")[0] == 0x83
+
+
+def test_a_lasting_publisher_hears_at_once_that_exactly_once_cannot_be_promised() -> None:
+    house = QueueHouse()
+    device = house.connect_lasting("device")
+    house.broker.router.stalled(WHY)
+    assert put(device, "anything", b"x", 2)[0] == 0x83
+    assert put(device, "anything", b"x", 1)[0] == 0x10
+
+
+def test_a_retained_message_without_an_answer_reaches_those_who_listen_and_is_not_kept() -> None:
+    house = stalled()
+    listener = house.connect("listener")
+    listener.subscribe("state", qos=1)
+    device = house.connect("device")
+    device.publish("state", b"1", 0, retain=True)
+    assert listener.payloads() == [b"1"]
+    assert house.broker.router.retained.count == 0
+    assert house.counters.publishes_dropped == 1
+
+
+def test_who_was_held_back_is_refused_instead() -> None:
+    house = QueueHouse()
+    device = house.connect("device")
+    house.store.hold()
+    device.publish("state/first", b"x", 1, retain=True)  # this frame is under way
+    for nth in range(9):
+        device.publish(f"state/{nth}", bytes(1_000_000), 1, retain=True)
+    assert house.broker.router.held, "more waits for the store than should"
+    house.broker.router.stalled(WHY)
+    assert not house.broker.router.held
+    late = device.publish("state/late", b"x", 1, retain=True)
+    device.first_ack(PUBACK, late, 0x83)
+    assert house.broker.router.is_swamped()
+    refused = house.connect_lasting("newcomer")
+    assert refused.connack.reason == 0x88
+    assert house.connect_lasting("older", 4).connack.reason == 3
+    assert house.connect("fleeting").connack.reason == 0
+    house.broker.router.stalled("")
+    house.store.release()
+    house.loop.settle()
+    assert house.connect_lasting("newcomer").connack.reason == 0
+    assert house.broker.router.retained.count == 10
