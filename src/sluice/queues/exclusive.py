@@ -44,6 +44,7 @@ from sluice.store.protocol import HEADER_BYTES, KEY_AT, Record
 
 READ_AHEAD: Final = 64  # values that one read brings, at most
 READ_BYTES: Final = 262_144
+MOST_OWNERS: Final = 1 << 24  # so many places an entry of the finder can name
 KEPT_IDLE: Final = 7 * 86_400  # an owner of whom nothing is kept is forgotten after so long, or the retention
 
 
@@ -140,6 +141,8 @@ class Exclusive(Owners):
 
     def make(self, client: str, now: float) -> Owner:
         """The queue of an owner that has none yet."""
+        if len(self.owners) >= MOST_OWNERS:
+            raise QueueFull(f"$ECQ/{client}", 0)
         note = NoteWriter(OWNER_MADE)
         note.number(self.next_number)
         note.text(client)
