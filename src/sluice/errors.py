@@ -254,11 +254,38 @@ class PartitionFull(QueueFull):
         )
 
 
+class TooManyKeys(QueueFull):
+    def __init__(self, client: str, keys: int) -> None:
+        QueueError.__init__(
+            self,
+            f"$ECQ/{client} has {keys} {'key' if keys == 1 else 'keys'}, and may have no more",
+            "End keys that are not needed with an empty payload, or raise ecq.max_keys",
+        )
+
+
+class TooManyOwners(QueueFull):
+    def __init__(self, owners: int) -> None:
+        QueueError.__init__(
+            self,
+            f"{owners} clients have an exclusive queue, and there is no room for more",
+            "Lower ecq.retention, so that those are forgotten sooner for whom nothing is kept",
+        )
+
+
 class MessageTooLarge(QueueError):
     def __init__(self, name: str, size: int, limit: int) -> None:
         super().__init__(
             f"a message of {size} bytes is larger than the {limit} that queue {name!r} takes",
             "Send less, or raise limits.max_message_size",
+        )
+
+
+class ValueTooLarge(MessageTooLarge):
+    def __init__(self, client: str, size: int, limit: int) -> None:
+        QueueError.__init__(
+            self,
+            f"a value of {size} bytes is larger than the {limit} that $ECQ/{client} takes",
+            "Send less, or raise ecq.max_message_size",
         )
 
 

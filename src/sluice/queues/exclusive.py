@@ -21,7 +21,7 @@ from typing import Final
 from librt.strings import read_i64_le
 from mypy_extensions import i64
 
-from sluice.errors import MessageTooLarge, QueueFull
+from sluice.errors import TooManyKeys, TooManyOwners, ValueTooLarge
 from sluice.message import TOMBSTONE, Message, decode_headers, encode_header, encode_start
 from sluice.queues.journal import Journal, NoteWriter
 from sluice.queues.keeping import FIRST_OWNER
@@ -44,6 +44,7 @@ from sluice.store.protocol import HEADER_BYTES, KEY_AT, Record
 
 READ_AHEAD: Final = 64  # values that one read brings, at most
 READ_BYTES: Final = 262_144
+MOST_OWNERS: Final = 1 << 24  # so many places an entry of the finder can name
 KEPT_IDLE: Final = 7 * 86_400  # an owner of whom nothing is kept is forgotten after so long, or the retention
 
 
@@ -95,7 +96,7 @@ class Exclusive(Owners):
         rules = self.rules
         size: i64 = len(message.payload)
         if size > rules.max_message_size:
-            raise MessageTooLarge(f"$ECQ/{client}", int(size), int(rules.max_message_size))
+            raise ValueTooLarge(client, int(size), int(rules.max_message_size))
         mark = mark_of(message.key)
         slot = self.finder.find(hash(client), mark)
         if slot >= 0:
@@ -135,11 +136,13 @@ class Exclusive(Owners):
         if owner is None:
             return self.make(client, now)
         if owner.live >= self.rules.max_keys:
-            raise QueueFull(f"$ECQ/{client}", int(owner.live))
+            raise TooManyKeys(client, int(owner.live))
         return owner
 
     def make(self, client: str, now: float) -> Owner:
         """The queue of an owner that has none yet."""
+        if len(self.owners) >= MOST_OWNERS:
+            raise TooManyOwners(len(self.owners))
         note = NoteWriter(OWNER_MADE)
         note.number(self.next_number)
         note.text(client)
