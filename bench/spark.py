@@ -214,7 +214,9 @@ def main() -> None:
                 "local[2]",
                 **{"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.driver.memory": "2g"},
             )
-            options = {"url": url, "subscribe": queue, "minPartitions": str(max(2, told.partitions))}
+            options = {"url": url, "subscribe": queue}
+            if told.partitions == 1:
+                options["minPartitions"] = "2"
             batch_reads(spark, options, folder, told.rows, told.rounds, Stopwatch(broker.pid))
             print(f"stream: {stream(spark, url, folder, queue):,.0f} rows/s")
             if told.harness:

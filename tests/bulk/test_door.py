@@ -58,7 +58,7 @@ async def test_an_operator_writes_and_commits(door: Door) -> None:
     assert answer.status_code == 200, answer.text
     stage = answer.json()["stage"]
     answer = await door.api.post("/bulk/stages/app/0/commit", json={"stages": [stage]}, headers=operator)
-    assert answer.json() == {"committed": True, "rows": 1, "replayed": False}
+    assert answer.json() == {"committed": True, "rows": 1, "replayed": False, "skipped": 0}
     told = {"partitions": {"0": 1}, "create": True}
     answer = await door.api.put("/bulk/queues/q/groups/g/progress", json=told, headers=operator)
     assert answer.json() == {"partitions": {"0": 1}}

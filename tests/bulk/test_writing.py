@@ -34,7 +34,7 @@ async def test_stages_of_a_batch_are_published_together_and_not_before(house: Bu
     assert (await house.offsets())[0]["latest"] == 0
     assert await house.ok("GET", f"/bulk/stages/{app}") == {"last": None}
     done = await commit(house, app, 0, [first["stage"], second["stage"]], 3)
-    assert done == {"committed": True, "rows": 3, "replayed": False}
+    assert done == {"committed": True, "rows": 3, "replayed": False, "skipped": 0}
     assert (await house.rows()).column("value").to_pylist() == [b"a", b"b", b"c"]
     assert await house.ok("GET", f"/bulk/stages/{app}") == {"last": 0}
 
@@ -44,7 +44,7 @@ async def test_a_batch_that_comes_again_is_stored_once(house: BulkHouse) -> None
     app = f"app-{house.queue}"
     for _ in range(2):
         done = await house.fill(values(b"a", b"b"), 5, app)
-    assert done == {"committed": True, "rows": 2, "replayed": True}
+    assert done == {"committed": True, "rows": 2, "replayed": True, "skipped": 0}
     assert (await house.fill(values(b"old"), 4, app))["replayed"] is True
     assert (await house.fill(values(b"c"), 6, app))["replayed"] is False
     assert (await house.rows()).column("value").to_pylist() == [b"a", b"b", b"c"]
@@ -61,7 +61,12 @@ async def test_two_who_commit_one_batch_at_once_store_it_once(house: BulkHouse) 
 
 async def test_an_empty_batch_is_a_batch(house: BulkHouse) -> None:
     app = f"app-{house.queue}"
-    assert await commit(house, app, 3, [], 0) == {"committed": True, "rows": 0, "replayed": False}
+    assert await commit(house, app, 3, [], 0) == {
+        "committed": True,
+        "rows": 0,
+        "replayed": False,
+        "skipped": 0,
+    }
     assert await house.ok("GET", f"/bulk/stages/{app}") == {"last": 3}
 
 
@@ -252,7 +257,7 @@ async def test_a_batch_that_was_answered_is_known_after_a_kill(own_house: BulkHo
     again = restarted(house)
     assert await again.ok("GET", "/bulk/stages/app") == {"last": 0}
     done = await again.fill(values(b"a", b"b"), 0, "app")
-    assert done == {"committed": True, "rows": 2, "replayed": True}
+    assert done == {"committed": True, "rows": 2, "replayed": True, "skipped": 0}
     assert (await again.rows()).num_rows == 2
     await stopped(again)
 
