@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -52,6 +53,7 @@ READY_SECONDS = 30.0  # what a start waits for every cell of the cluster to have
 
 async def run(settings: Settings) -> None:
     """Until SIGTERM or SIGINT."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC tells stderr of every node that goes
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -193,11 +195,22 @@ class ClusterServer:
         await asyncio.sleep(self._pause)
         while True:
             try:
+                await self._reach_others()
                 await self._join()
                 return
             except CoordinatorError as fault:
                 log.warning("not in the cluster", extra={"fault": str(fault)})
                 await asyncio.sleep(REJOIN_SECONDS)
+
+    async def _reach_others(self) -> None:
+        """Wait until we are no longer what we were put out for: one whom nobody reaches."""
+        me = node_info(self._settings.cluster, self.lines.address)
+        patient_until = self._loop.time() + LONGEST_PAUSE
+        while self._loop.time() < patient_until:
+            others = [node for node in self.coordinator.nodes.values() if node.name != me.name]
+            if await self.lines.is_reachable(me.link, others):
+                return
+            await asyncio.sleep(REJOIN_SECONDS)
 
     def _front(self) -> Front:
         return Front(self.node, int(self._limits.max_packet_size), self._limits.connect_timeout)

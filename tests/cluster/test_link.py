@@ -20,7 +20,10 @@ CELL = 7  # with the second node
 class Pair:
     """Two nodes that know each other; the first dials the second, through a line that can fail."""
 
-    def __init__(self, first: LinkedNode, second: LinkedNode, proxy: FaultProxy) -> None:
+    def __init__(
+        self, first: LinkedNode, second: LinkedNode, proxy: FaultProxy, cells: dict[int, NodeInfo]
+    ) -> None:
+        self.cells = cells
         self.first = first
         self.second = second
         self.proxy = proxy
@@ -53,7 +56,7 @@ async def make_pair(tls: LinkTls | None, other_tls: LinkTls | None) -> AsyncIter
     first.lines.meet(nodes)
     second.lines.meet(nodes)
     try:
-        yield Pair(first, second, proxy)
+        yield Pair(first, second, proxy, cells)
     finally:
         await first.lines.close()
         await second.lines.close()
@@ -173,6 +176,16 @@ async def test_silence_is_no_refusal(pair: Pair) -> None:
     assert pair.first.gone == [] and near.lost == []
     pair.proxy.release()
     await until(lambda: pair.first.lines.silent_for("second-1") < 0.2)
+
+
+async def test_a_node_that_nobody_can_call_knows_it(pair: Pair) -> None:
+    mine, other = pair.cells[CELL], pair.first.info()
+    gone = NodeInfo("gone-1", "gone", "127.0.0.1:1")
+    lines = pair.second.lines
+    assert await lines.is_reachable(mine.link, [other, gone])  # who is gone does not count
+    pair.proxy.hold()
+    assert not await lines.is_reachable(mine.link, [other])
+    assert not await pair.first.lines.is_reachable(other.link, [mine])
 
 
 async def test_a_new_incarnation_at_the_same_address_shows_that_the_old_one_is_gone(pair: Pair) -> None:

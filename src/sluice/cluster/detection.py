@@ -18,6 +18,7 @@ from sluice.cluster.link import RemoteLines
 log = logging.getLogger(__name__)
 
 ASLEEP: Final = 3.0  # beats between two looks, from which on it was us who did not listen
+LOOKS: Final = 5  # per beat: what is seen late is put right late
 
 
 def condemned(nodes: dict[str, NodeInfo], suspicions: dict[str, set[str]]) -> set[str]:
@@ -35,7 +36,7 @@ def condemned(nodes: dict[str, NodeInfo], suspicions: dict[str, set[str]]) -> se
 
 
 class Watch:
-    """Looks at the links once per beat, tells suspicions, and puts out whom it must."""
+    """Looks at the links, tells suspicions, and puts out whom it must."""
 
     def __init__(
         self, lines: RemoteLines, coordinator: Coordinator, heartbeat: float, silence: float
@@ -62,7 +63,7 @@ class Watch:
         loop = asyncio.get_running_loop()
         looked_at = loop.time()
         while True:
-            await asyncio.sleep(self._heartbeat)
+            await asyncio.sleep(self._heartbeat / LOOKS)
             now = loop.time()
             if now - looked_at > ASLEEP * self._heartbeat:
                 self._lines.hear_anew()  # whoever slept cannot say who was silent

@@ -23,6 +23,7 @@ from sluice.cluster.trunk import Trunk
 from sluice.notation import Address, parse_address
 
 METHOD: Final = "/sluice.Link/Talk"
+PING: Final = "/sluice.Link/Ping"
 KNOCK_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = (0.05, 1.0)  # between attempts: the first, and the longest
 STALE: Final = 3.0  # silences after which a stream is made anew, because a line may die without a word
@@ -58,9 +59,12 @@ class RemoteLines:
         """Listen for the others. Before this node is registered, so that whoever knows it can call it."""
         options = self.options
         server = grpc.aio.server(options=OPTIONS)
-        handler = grpc.stream_stream_rpc_method_handler(self._take_call)
-        service, _, method = METHOD[1:].partition("/")
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+        handlers = {
+            METHOD.rpartition("/")[2]: grpc.stream_stream_rpc_method_handler(self._take_call),
+            PING.rpartition("/")[2]: grpc.unary_unary_rpc_method_handler(_answer_ping),
+        }
+        service = METHOD[1:].partition("/")[0]
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
         port = bind_port(server, options)
         await server.start()
         self._server = server
@@ -100,6 +104,26 @@ class RemoteLines:
             if node_id != self.me and node_id not in self._calls:
                 self.heard_at[node_id] = asyncio.get_running_loop().time()
                 self._calls[node_id] = _Call(self, node)
+
+    async def is_reachable(self, link: str, others: list[NodeInfo]) -> bool:
+        """Whether a node with this link has its place among the others: it can be called, and can call most of those
+        that live. One that was put out and comes back too early only moves cells to where nobody reaches them."""
+        found = await asyncio.gather(self._ping(link), *(self._ping(one.link) for one in others))
+        heard = [one for one in found[1:] if one is not None]  # of the others, those that are not gone
+        return bool(found[0]) and 2 * sum(heard) >= len(heard)
+
+    async def _ping(self, link: str) -> bool | None:
+        """None: nobody listens there any more."""
+        if await _is_gone(link):
+            return None
+        channel = open_channel(link, self.options)
+        try:
+            await channel.unary_unary(PING)(b"", timeout=KNOCK_SECONDS)
+            return True
+        except grpc.aio.AioRpcError:
+            return False
+        finally:
+            await channel.close()
 
     def _hang_up(self, node_id: str, why: str) -> None:
         self.heard_at.pop(node_id, None)
@@ -183,7 +207,7 @@ class _Call:
             while True:
                 if await self._talk():
                     delay = RETRY_SECONDS[0]
-                if await self._is_gone():
+                if await _is_gone(self._node.link):
                     self._lines.on_gone(self._node.id)
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))
                 delay = min(2 * delay, longest)
@@ -226,15 +250,20 @@ class _Call:
                 stream.end(f"node {self._node.id} is silent")
                 return
 
-    async def _is_gone(self) -> bool:
-        """Whether its host refuses: then nobody listens there, and what did is gone."""
-        address = parse_address(self._node.link)
-        try:
-            async with asyncio.timeout(KNOCK_SECONDS):
-                _, writer = await asyncio.open_connection(address.host, address.port)
-        except ConnectionRefusedError:
-            return True
-        except (OSError, TimeoutError):
-            return False
-        writer.close()
+
+async def _is_gone(link: str) -> bool:
+    """Whether a host refuses: then nobody listens there, and what did is gone."""
+    address = parse_address(link)
+    try:
+        async with asyncio.timeout(KNOCK_SECONDS):
+            _, writer = await asyncio.open_connection(address.host, address.port)
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
         return False
+    writer.close()
+    return False
+
+
+async def _answer_ping(request: bytes, context: object) -> bytes:
+    return b""

@@ -1,0 +1,84 @@
+"""What docs/cluster.md shows is run: three nodes from its file, restarted one after the other by its commands."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.brokers import same_build
+from tests.etcd_process import EtcdProcess
+from tests.redis_process import RedisProcess, free_port
+from tests.test_docs import blocks
+
+PAGE = "docs/cluster.md"
+NAMES = ("one", "two", "three")
+
+
+def block(info: str) -> str:
+    (text,) = (text for kind, text in blocks(PAGE) if kind == info)
+    return text
+
+
+@pytest.mark.timeout(240)
+def test_the_rolling_restart_of_the_page_keeps_every_message(
+    tmp_path: Path, redis_server: RedisProcess, etcd_server: EtcdProcess
+) -> None:
+    command = tmp_path / "bin" / "sluice"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m sluice "$@"\n')
+    command.chmod(0o755)
+    environ = {**same_build(), "PATH": f"{command.parent}:{os.environ['PATH']}"}
+
+    def run(script: str) -> str:
+        done = subprocess.run(
+            ["bash", "-ec", script], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=200
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    ports = {word: free_port() for word in ("7941", "7942", "7943", "8081", "8082", "8083")}
+    for nth, name in enumerate(NAMES, 1):
+        text = block("toml cluster").replace('"one"', f'"{name}"').replace("7941", f"794{nth}")
+        text = text.replace("8081", f"808{nth}").replace("1881", "0").replace("9091", "0")
+        for word, port in ports.items():
+            text = text.replace(word, str(port))
+        text = text.replace("127.0.0.1:6379", f"127.0.0.1:{redis_server.port}")
+        text = text.replace("127.0.0.1:2379", etcd_server.endpoint)
+        text += f'name = "page-{ports["7941"]}"\ncells = 6\n[redis]\nprefix = "page-{ports["7941"]}"\n'
+        (tmp_path / f"{name}.toml").write_text(text)
+        (tmp_path / f"{name}.url").write_text(f"http://127.0.0.1:{ports[f'808{nth}']}")
+    url = (tmp_path / "one.url").read_text()
+    try:
+        for name in NAMES:
+            run(f"sluice serve --config {name}.toml >{name}.log 2>&1 & echo $! >{name}.pid")
+        run(f"sluice cluster status --url {url} --nodes 3 --wait 60s")
+        for queue in ("red", "green", "blue"):
+            run(f"sluice queue create {queue} --url {url}")
+        before = {name: (tmp_path / f"{name}.pid").read_text() for name in NAMES}
+        said = run(block("sh rolling"))
+        assert said.count("3 nodes, 6 cells, every cell is where it should be") == 3
+        assert all((tmp_path / f"{name}.pid").read_text() != before[name] for name in NAMES)
+        listed = run(f"sluice queue list --url {url}")
+        assert all(queue in listed for queue in ("red", "green", "blue"))
+    finally:
+        for pid in [int((tmp_path / f"{name}.pid").read_text()) for name in NAMES]:
+            _end(pid)
+
+
+def _end(pid: int) -> None:
+    """It is nobody's child any more, so it cannot be waited for."""
+    try:
+        os.kill(pid, signal.SIGTERM)
+        for _ in range(300):
+            os.kill(pid, 0)
+            time.sleep(0.1)
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
