@@ -39,7 +39,7 @@ async def test_the_tables_list_every_metric_with_its_type_and_labels(page: Page)
     others = re.findall(r"^\| `((?:mqtt_broker|mqtt_ecq|sluice)_\w+)` \| (\w+) \|", TEXT, re.MULTILINE)
     told = {name: (kind, set(labels.split(", "))) for name, kind, labels in with_labels}
     told |= {name: (kind, there[name][1] if name == "sluice_info" else set()) for name, kind in others}
-    in_a_cluster = {name: ("gauge", set()) for name, _, _ in CLUSTER}
+    in_a_cluster: dict[str, tuple[str, set[str]]] = {name: ("gauge", set()) for name, _, _ in CLUSTER}
     assert told == there | in_a_cluster
     for name in re.findall(r"`(process_\w+)`", TEXT):
         assert name in page.kinds
