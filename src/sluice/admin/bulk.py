@@ -80,6 +80,9 @@ class Batch:
     number: int
     rows: int
     runs: list[tuple[str, list[Message]]] = field(default_factory=list)
+    is_share: bool = (
+        False  # in a cluster: what of it is for the queues of this node, sent by the node that has it all
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,11 +181,13 @@ class CellsBulk(BulkDesk):
         for name, messages in batch.runs:
             shares.setdefault(self._cells._directory.cell_of_queue(name), []).append((name, messages))
         home = self._cells._directory.cell_of_client(batch.app)
-        last = shares.pop(home, [])
+        last = [] if batch.is_share else shares.pop(home, [])
         for cell, runs in shares.items():
             rows = sum(len(messages) for _, messages in runs)
             service = self._cells.at(cell, f"queue {runs[0][0]!r}")
             await service.bulk.commit(Batch(batch.app, batch.number, rows, runs))
+        if batch.is_share:
+            return Committed(batch.rows, False)
         service = self._cells.at(home, f"application {batch.app!r}")
         return await service.bulk.commit(Batch(batch.app, batch.number, batch.rows, last))
 

@@ -127,7 +127,8 @@ def _queue_name(stage: Stage, name: Any) -> str:
 def messages_of(
     stages: list[Stage], targets: Mapping[str, Target], now: float
 ) -> list[tuple[str, list[Message]]]:
-    """All rows as messages, in runs for one queue each."""
+    """All rows as messages, in runs for one queue each. Rows for queues that are no targets are left out: in a cluster
+    another node has those."""
     runs: list[tuple[str, list[Message]]] = []
     for stage in stages:
         maker = _Maker(stage, targets, now)
@@ -159,8 +160,10 @@ class _Maker:
             if queues is not None or not queue:
                 name = stage.queue if queues is None else _queue_name(stage, queues[nth])
                 if name != queue:
-                    queue, target = name, self._targets[name]
-            assert target is not None
+                    queue, target = name, self._targets.get(name)
+            if target is None:
+                self._row += 1
+                continue
             payload = value if type(value) is bytes else _bytes(value)
             if len(payload) > target.max_message_size:
                 raise MessageTooLarge(queue, len(payload), target.max_message_size)
