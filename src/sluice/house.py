@@ -269,6 +269,17 @@ class House:
         self.failure = fault
         self._on_failure()
 
+    async def flush(self) -> None:
+        """Until all that was asked of the store so far is kept, and whoever waits to hear so has been told."""
+        runner = self._runner
+        if runner is not None and self.failure is None:
+            kept = asyncio.Event()
+            runner.when_kept(kept.set)
+            elsewhere = self._settings.store not in ("embedded", "memory")
+            with suppress(TimeoutError):  # nobody was told that the rest is kept
+                async with asyncio.timeout(self._settings.redis.wait if elsewhere else None):
+                    await kept.wait()
+
     async def close(self, keep: bool = True) -> None:
         """Without `keep`: the store is not ours any more, and what is not in it yet was promised to nobody."""
         await self._alerts.close()
@@ -276,13 +287,8 @@ class House:
         if self._polling is not None:
             self._polling.cancel()
         if runner is not None:
-            if self.failure is None and keep:
-                kept = asyncio.Event()
-                runner.when_kept(kept.set)
-                elsewhere = self._settings.store not in ("embedded", "memory")
-                with suppress(TimeoutError):  # nobody was told that the rest is kept
-                    async with asyncio.timeout(self._settings.redis.wait if elsewhere else None):
-                        await kept.wait()
+            if keep:
+                await self.flush()
             if self._place is None:
                 runner.close()
             else:
