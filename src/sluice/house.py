@@ -343,6 +343,16 @@ class House:
         if self._restoring is not None and not self._restoring.done():
             self._restoring.set_exception(fault)
 
+    async def flush(self) -> None:
+        """Until all that was asked of the store so far is kept, and whoever waits to hear so has been told."""
+        runner = self._runner
+        if runner is not None and self.failure is None:
+            kept = asyncio.Event()
+            runner.when_kept(kept.set)
+            with suppress(TimeoutError):  # nobody was told that the rest is kept
+                async with asyncio.timeout(self._settings.redis.wait if self._is_elsewhere else None):
+                    await kept.wait()
+
     async def close(self, keep: bool = True) -> None:
         """Without `keep`: the store is not ours any more, and what is not in it yet was promised to nobody."""
         await self._alerts.close()
@@ -350,13 +360,9 @@ class House:
         if self._polling is not None:
             self._polling.cancel()
         if runner is not None:
-            if self.failure is None and keep:
-                kept = asyncio.Event()
-                runner.when_kept(kept.set)
-                with suppress(TimeoutError):  # nobody was told that the rest is kept
-                    async with asyncio.timeout(self._settings.redis.wait if self._is_elsewhere else None):
-                        await kept.wait()
-                if self._redis is not None:
+            if keep:
+                await self.flush()
+                if self._redis is not None and self.failure is None:
                     self._redis.look(steady_time())  # what has happened since the last look
             if self._place is None:
                 runner.close()

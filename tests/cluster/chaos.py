@@ -92,12 +92,13 @@ class Chaos:
         until = time.monotonic() + seconds
         deeds = [self.kill, self.pause, self.cut, self.restart]
         async with Work(self.nodes, NAMES, queues=6) as work:
-            while time.monotonic() < until:
-                order = self._draw.sample(deeds, len(deeds))
-                for deed in order:
-                    if time.monotonic() < until:
+            first = True
+            while first or time.monotonic() < until:
+                for deed in self._draw.sample(deeds, len(deeds)):
+                    if first or time.monotonic() < until:  # each of them once, whatever the time
                         await self.settled()
                         await deed(self._draw.choice(NAMES))
+                first = False
             await self.settled()
             await work.check()
             self._say(

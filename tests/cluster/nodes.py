@@ -70,6 +70,9 @@ class MemoryNode:
         cell = self.node.local[number]
         self.node.closed(number)
         self._net.owners[number] = None
+        for connection in list(cell.broker.connections):
+            connection.hold()
+        await self.houses[number].flush()
         cell.broker.stop(lambda: None)
         await asyncio.sleep(0)
         cell.broker.close()

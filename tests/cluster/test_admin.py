@@ -106,6 +106,12 @@ def test_the_cluster_shows_its_nodes_and_whose_each_cell_is(doors: Doors) -> Non
     assert set(places.values()) == set(NAMES)
 
 
+def test_the_metrics_of_a_node_tell_of_its_cells(doors: Doors) -> None:
+    lines = doors.clients[1].get("/metrics").text.splitlines()
+    wanted = {"sluice_cluster_nodes 3", "sluice_cluster_cells 4", "sluice_cluster_cells_moving 0"}
+    assert wanted <= set(lines)
+
+
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_ranges_for_spark_are_read_through_any_node(doors: Doors, at: int) -> None:
     arrow = pytest.importorskip("pyarrow")
@@ -120,6 +126,27 @@ def test_ranges_for_spark_are_read_through_any_node(doors: Doors, at: int) -> No
             assert answer.status_code == 200
             rows += arrow.ipc.open_stream(answer.content).read_all().column("value").to_pylist()
         assert rows == [f"to {queue}".encode()]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_batch_for_queues_of_all_nodes_is_committed_once_through_any(doors: Doors, at: int) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    names = [f"batch-{at}-{nth}" for nth in range(6)]
+    rows = arrow.table({"value": [b"x"] * 6, "queue": names})
+    sink = arrow.BufferOutputStream()
+    with arrow.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    kind = {"content-type": "application/vnd.apache.arrow.stream"}
+    for attempt in range(2):  # said again, it is known
+        url = f"/api/v1/bulk/stages/app{at}/1"
+        staged = doors.clients[at].post(url, content=sink.getvalue().to_pybytes(), headers=kind)
+        assert staged.status_code == 200, staged.text
+        done = doors.post(
+            at, f"/bulk/stages/app{at}/1/commit", {"stages": [staged.json()["stage"]], "rows": 6}
+        )
+        assert done == {"committed": True, "rows": 6, "replayed": attempt == 1}
+    assert [doors.get(at, f"/queues/{name}/stats")["depth"] for name in names] == [1] * 6
+    assert doors.get((at + 1) % 3, f"/bulk/stages/app{at}") == {"last": 1}
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])

@@ -180,6 +180,20 @@ async def test_a_client_that_comes_back_to_its_session_goes_on_with_its_far_queu
             await until(lambda: group.out() == 0)
 
 
+async def test_a_client_that_publishes_and_then_subscribes_in_one_cell_publishes_everything_once() -> None:
+    name, other = queue_in(1), queue_in(1, "other")
+    async with two_nodes() as net:
+        async with net.nodes["a"].client(client_in(0), clean_start=False, session_expiry=60) as client:
+            publishing = [
+                asyncio.create_task(client.publish(f"$queue/{name}", b"", qos=1)) for _ in range(20)
+            ]
+            await asyncio.sleep(0)
+            await client.subscribe(f"$queue/{other}", qos=1)
+            await asyncio.gather(*publishing)
+            await client.publish(f"$queue/{name}", b"", qos=1)
+        assert net.nodes["b"].engine(1).queues[name].depth == 21
+
+
 async def test_a_session_that_ends_gives_its_far_deliveries_back() -> None:
     name = queue_in(1)
     async with two_nodes() as net:

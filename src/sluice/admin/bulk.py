@@ -84,6 +84,9 @@ class Batch:
     runs: list[tuple[str, list[Message]]] = field(default_factory=list)
     repairs: Sequence[Repair] = ()
     to_all: bool = False  # repairs are for every group, not only for the one that failed
+    is_share: bool = (
+        False  # in a cluster: what of it is for the queues of this node, sent by the node that has it all
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,14 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from sluice import __version__
-from sluice.admin.bulk import Batch, BulkDesk, Committed, Target
+from sluice.admin.bulk import Batch, BulkDesk, Committed, Repair, Target
 from sluice.admin.figures import Figures, Tally
 from sluice.admin.hands import plain
 from sluice.admin.service import AdminService
 from sluice.admin.views import NodeView, OwnerView, QueueDetail, QueueView, StoreView
 from sluice.cluster.directory import Directory
 from sluice.errors import StoreError
+from sluice.message import Message
 
 # Methods whose first argument is a queue, and those whose first is a client.
 BY_QUEUE: Final = (
@@ -178,6 +179,11 @@ class CellsService(AdminService):
             whole.longest = max(whole.longest, part.longest)
         if whole is None:
             raise CellMoved("every cell of this node")
+        whole.cluster = {
+            "nodes": len(self._directory.nodes()),
+            "cells": len(self._services()),
+            "moving": sum(one.is_moving for one in self._directory.cell_states()),
+        }
         return whole
 
 
@@ -200,17 +206,26 @@ class CellsBulk(BulkDesk):
     async def commit(self, batch: Batch) -> Committed:
         """Cell by cell, each with a fence of its own, that of the application last: a batch that was broken off is
         committed again where it is missing, and counts as done when the last one has it."""
-        shares: dict[int, list[tuple[str, Any]]] = {}
+        directory = self._cells._directory
+        shares: dict[int, tuple[list[tuple[str, list[Message]]], list[Repair]]] = {}
         for name, messages in batch.runs:
-            shares.setdefault(self._cells._directory.cell_of_queue(name), []).append((name, messages))
-        home = self._cells._directory.cell_of_client(batch.app)
-        last = shares.pop(home, [])
-        for cell, runs in shares.items():
-            rows = sum(len(messages) for _, messages in runs)
-            service = self._cells.at(cell, f"queue {runs[0][0]!r}")
-            await service.bulk.commit(Batch(batch.app, batch.number, rows, runs))
+            shares.setdefault(directory.cell_of_queue(name), ([], []))[0].append((name, messages))
+        for repair in batch.repairs:
+            shares.setdefault(directory.cell_of_queue(repair.queue), ([], []))[1].append(repair)
+        home = directory.cell_of_client(batch.app)
+        last = ([], []) if batch.is_share else shares.pop(home, ([], []))
+        skipped = 0
+        for cell, (runs, repairs) in shares.items():
+            rows = sum(len(messages) for _, messages in runs) + len(repairs)
+            service = self._cells.at(cell, f"queue {(runs[0][0] if runs else repairs[0].queue)!r}")
+            share = Batch(batch.app, batch.number, rows, runs, repairs, batch.to_all)
+            skipped += (await service.bulk.commit(share)).skipped
+        if batch.is_share:
+            return Committed(batch.rows, False, skipped)
         service = self._cells.at(home, f"application {batch.app!r}")
-        return await service.bulk.commit(Batch(batch.app, batch.number, batch.rows, last))
+        whole = Batch(batch.app, batch.number, batch.rows, *last, batch.to_all)
+        done = await service.bulk.commit(whole)
+        return replace(done, skipped=done.skipped + skipped)
 
 
 def _passed_on(method: str, find: Callable[[Any, str], Any]) -> Callable[..., Coroutine[Any, Any, Any]]:

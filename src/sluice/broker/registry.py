@@ -44,6 +44,8 @@ class Registry:
         if session is None:
             session = Session(client_id, self._router)
             self.sessions[client_id] = session
+        if connection.trusted:
+            return session, present  # a client of another cell, and counted there
         counters = self._router.counters
         counters.clients_connected += 1
         counters.clients_maximum = max(counters.clients_maximum, counters.clients_connected)
@@ -54,7 +56,7 @@ class Registry:
         now = self._router.turn.now
         session.connection = None
         session.gone_at = now
-        self._router.counters.clients_connected -= 1
+        self._router.counters.clients_connected -= 0 if session.foreign else 1
         will = session.will
         if session.expiry == 0:
             self.end(session)

@@ -31,6 +31,7 @@ from sluice.wire.reasons import (
     IMPLEMENTATION_SPECIFIC_ERROR,
     NO_MATCHING_SUBSCRIBERS,
     PACKET_IDENTIFIER_NOT_FOUND,
+    PACKET_TOO_LARGE,
     QOS_NOT_SUPPORTED,
     QUOTA_EXCEEDED,
     RECEIVE_MAXIMUM_EXCEEDED,
@@ -413,6 +414,8 @@ class Session(Publisher):
         """It cannot be delivered: too late, too large, or one too many."""
         self._let_go(delivery)
         self._drop()
+        if isinstance(delivery, FarDelivery):
+            delivery.leg.acknowledged(delivery, PACKET_TOO_LARGE)
 
     def _let_go(self, delivery: Delivery) -> None:
         """A delivery is done with, one way or the other."""
@@ -602,12 +605,13 @@ class Session(Publisher):
         if self.waiting:
             waiting, self.waiting = self.waiting, deque()
             for one in waiting:
-                if grant.may_receive(one.message.topic):
+                if isinstance(one, FarDelivery) or grant.may_receive(one.message.topic):
                     self.waiting.append(one)
                 else:
                     self._give_up(one)
         for one in self.inflight.in_order() if self.connection is None else []:
-            if one.consumer is None and not one.released and not grant.may_receive(one.message.topic):
+            plain = one.consumer is None and not isinstance(one, FarDelivery)
+            if plain and not one.released and not grant.may_receive(one.message.topic):
                 self.inflight.remove(one.packet_id)
                 self._give_up(one)
 

@@ -54,13 +54,10 @@ class SysTopics(Deadline):
 
     def _values_of(self, broker: Broker) -> dict[str, int]:
         counters = broker.counters
-        if self._cells is None:
-            sessions = len(broker.registry.sessions)
-            connected = int(counters.clients_connected)
-        else:  # those whose home is another cell are counted there
-            own = [one for one in broker.registry.sessions.values() if not one.foreign]
-            sessions = len(own)
-            connected = sum(1 for one in own if one.connection is not None)
+        sessions = len(broker.registry.sessions)
+        if self._cells is not None:  # those whose home is another cell are counted there
+            sessions = sum(1 for one in broker.registry.sessions.values() if not one.foreign)
+        connected = int(counters.clients_connected)
         values = {
             "clients/connected": connected,
             "clients/disconnected": sessions - connected,

@@ -137,14 +137,15 @@ def _queue_name(stage: Stage, name: Any) -> str:
 def messages_of(
     stages: list[Stage], targets: Mapping[str, Target], now: float
 ) -> tuple[list[tuple[str, list[Message]]], list[Repair]]:
-    """All rows as messages, in runs for one queue each; and those that take the place of dead letters."""
+    """All rows as messages, in runs for one queue each; and those that take the place of dead letters. Rows for queues
+    that are no targets are left out: in a cluster another node has those."""
     runs: list[tuple[str, list[Message]]] = []
     repairs: list[Repair] = []
     for stage in stages:
         maker = _Maker(stage, targets, now)
         for batch in _open(stage):
             letters = batch.column("letter").to_pylist() if "letter" in batch.schema.names else None
-            for nth, (queue, message) in enumerate(maker.of_batch(batch)):
+            for nth, queue, message in maker.of_batch(batch):
                 if letters is not None and letters[nth]:
                     repairs.append(Repair(queue, message, *_place(stage, _bytes(letters[nth]).decode())))
                     continue
@@ -175,7 +176,8 @@ class _Maker:
         self._row = 0
         self._delays: dict[str, int] = {}  # many rows, few delays
 
-    def of_batch(self, batch: pa.RecordBatch) -> Iterator[tuple[str, Message]]:
+    def of_batch(self, batch: pa.RecordBatch) -> Iterator[tuple[int, str, Message]]:
+        """Which row, for which queue, as a message."""
         columns = [batch.column(name).to_pylist() if name in batch.schema.names else None for name in COLUMNS]
         values, keys, queues, headers, delays, priorities, ids, _ = columns
         assert values is not None
@@ -186,8 +188,10 @@ class _Maker:
             if queues is not None or not queue:
                 name = stage.queue if queues is None else _queue_name(stage, queues[nth])
                 if name != queue:
-                    queue, target = name, self._targets[name]
-            assert target is not None
+                    queue, target = name, self._targets.get(name)
+            if target is None:
+                self._row += 1
+                continue
             payload = value if type(value) is bytes else _bytes(value)
             if len(payload) > target.max_message_size:
                 raise MessageTooLarge(queue, len(payload), target.max_message_size)
@@ -205,7 +209,7 @@ class _Maker:
                     message = Message(payload)
                     self._grant(message, {"partition-key": _bytes(key)})
                 self._row += 1
-                yield queue, message
+                yield nth, queue, message
                 continue
             message = Message(payload)
             wishes: dict[str, bytes] = {}
@@ -222,7 +226,7 @@ class _Maker:
             if wishes:
                 self._grant(message, wishes)
             self._row += 1
-            yield queue, message
+            yield nth, queue, message
 
     def _refuse(self, what: str, do: str) -> InvalidBatch:
         return _wrong(self._stage, f"row {self._row} of stage {self._stage.name}: {what}", do)

@@ -40,6 +40,8 @@ def owner_of(coordinator: Coordinator, cell: int) -> NodeInfo | None:
 class CellHouse(Protocol):
     """What a cell stands on."""
 
+    async def flush(self) -> None: ...
+
     async def close(self, keep: bool = True) -> None: ...
 
 
@@ -159,6 +161,9 @@ class Cells:
         self._node.closed(number)
         self.moves += 1
         broker = found.cell.broker
+        for connection in list(broker.connections):
+            connection.hold()  # nothing more is read, and what was read is answered: nobody has to say it twice
+        await found.house.flush()
         gone = asyncio.Event()
         # Not "use another server": the same address leads to the new owner too, and clients take that word as final.
         broker.stop(gone.set, SERVER_SHUTTING_DOWN, "this session moves to another node: connect again")

@@ -91,6 +91,7 @@ class Leg(Port):
         self._said: set[int] = set()  # of those, what the far cell has said on this line
         self._pause = FIRST_PAUSE
         self._choked = False
+        self._renews = False  # the line is to be made anew, once nothing on it waits for an answer
 
     # ---- the line
 
@@ -107,6 +108,7 @@ class Leg(Port):
         self._transport = transport
         self._framer = Framer(NO_LIMIT)
         self._choked = False
+        self._renews = False
         self._life += 1
         self._said.clear()
         session = self._legs.session
@@ -192,7 +194,8 @@ class Leg(Port):
             self.dial()
         elif self._legs.session.expiry > 0 and not self.lasting:
             self._asked[-len(self._asked) - 1] = asked
-            self._drop()  # the far session ends with its line, and must not from now on
+            self._renews = True  # the far session ends with its line, and must not from now on
+            self._renew()
         else:
             self._say_subscribe(asked, qos, wishes)
 
@@ -298,13 +301,19 @@ class Leg(Port):
         sent = self._sent.pop(packet_id, None)
         if sent is not None and sent.epoch >= 0:
             self._legs.answer(sent.packet, sent.settles, sent.epoch, reason, _words(properties))
-        if self._backlog:
+        if self._renews:
+            self._renew()
+        elif self._backlog:
             self._work_off()
+
+    def _renew(self) -> None:
+        if not self._sent:
+            self._drop()
 
     # ---- saying it
 
     def _work_off(self) -> None:
-        if self._transport is None:
+        if self._transport is None or self._renews:
             return
         backlog = self._backlog
         while backlog and len(self._sent) < self._limit and not self._choked:

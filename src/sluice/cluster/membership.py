@@ -205,7 +205,10 @@ class Membership:
         if self._is_in and self._me is not None and self._me.id not in self.nodes:
             self._lose("it was put out by the others")
         self._changed.set()
-        self.on_change()
+        try:
+            self.on_change()
+        except Exception:  # whatever it is, the next change must be heard too
+            log.exception("a change of the cluster was not followed")
 
     def _learn_one(self, key: str, value: bytes | None) -> None:
         kind, _, rest = key.partition("/")

@@ -22,6 +22,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from sluice.cluster.board import BoardUnavailable, Change, Lease
 from sluice.cluster.coordinator import CoordinatorError
+from sluice.store.redis.faults import passes
 from sluice.store.redis.link import Link, Server, Word
 
 log = logging.getLogger(__name__)
@@ -117,8 +118,9 @@ class RedisBoard:
             self._news.clear()
             try:
                 answer = await self._ask("look", revision)
-            except BoardUnavailable as fault:
+            except CoordinatorError as fault:
                 log.warning("the coordinator does not answer", extra={"fault": str(fault)})
+                await asyncio.sleep(LOOK_SECONDS)
                 continue
             revision = answer[0]
             if len(answer) > 1:
@@ -169,9 +171,9 @@ class RedisBoard:
             tries -= 1
             try:
                 return await asker.ask((what, *words))
-            except ResponseError as refusal:
-                raise CoordinatorError(f"Redis refuses: {refusal}") from None
             except (RedisError, OSError) as fault:
+                if isinstance(fault, ResponseError) and not passes(fault):
+                    raise CoordinatorError(f"Redis refuses: {fault}") from None
                 if loop.time() > until or tries <= 0:
                     raise BoardUnavailable(
                         f"Redis does not answer: {str(fault) or 'in time'}", "Start it, or correct store"
@@ -201,8 +203,6 @@ class _Asker:
                 self._link = server.link()
             command = ["EVAL", SCRIPT, len(self._keys), *self._keys, *words]
             return self._link.ask([(self._keys[0], command)])[0]
-        except ResponseError:
-            raise
         except BaseException:
             self._hang_up()
             raise

@@ -109,10 +109,12 @@ def make_app(
         app.include_router(routes.router)
     pages.install(app)
     app.openapi = _documented(app)  # type: ignore[method-assign]
+    app.state.relay = None
     if directory is None:
         return RestDoor(app, Gate(app, keyring, max_body, host))
     relay = Relay(app, directory, far_tls)
     app.state.live.far = relay.fetch_all
+    app.state.relay = relay
     return RestDoor(app, Gate(relay, keyring, max_body, host), relay)
 
 

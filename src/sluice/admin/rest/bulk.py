@@ -21,6 +21,7 @@ from sluice.access.identity import Role
 from sluice.admin import bulk
 from sluice.admin.rest.asking import ask, needs, queues_are_on
 from sluice.admin.rest.refusals import BodyTooSlow, InvalidRequest, NotArrow, Stopping, answers
+from sluice.admin.rest.relay import Relay, share_of
 from sluice.admin.rest.values import (
     TIME_PATTERN,
     GroupName,
@@ -476,7 +477,8 @@ async def commit(request: Request, app: AppName, batch: BatchNumber, told: Commi
     """Publish all rows of these stages in one step, which a crash leaves done or not done. A batch that is not newer
     than the last one of its application was committed before: it is answered, and not stored again."""
     stages = door_of(request).stages
-    last = await ask(request, lambda service: service.bulk.last_batch(app))
+    share = share_of(request)
+    last = None if share else await ask(request, lambda service: service.bulk.last_batch(app))
     if last is not None and batch <= last:
         answer = await ask(
             request, lambda service: service.bulk.commit(bulk.Batch(app, batch, 0)), COMMIT_SECONDS
@@ -495,10 +497,16 @@ async def commit(request: Request, app: AppName, batch: BatchNumber, told: Commi
     if count:
         await arrow_is_here()
         with stages.reading(found):
-            names = await asyncio.to_thread(rows.queues_of, found)
+            names = share or await asyncio.to_thread(rows.queues_of, found)
+            relay: Relay | None = request.app.state.relay
+            if relay is not None and not share:
+                far = await relay.commit_elsewhere(
+                    request.scope["headers"], app, batch, found, names, told.to_all
+                )
+                names = [name for name in names if name not in far]
             targets = await ask(request, lambda service: service.bulk.targets(names))
             runs, repairs = await asyncio.to_thread(rows.messages_of, found, targets, steady_time())
-    whole = bulk.Batch(app, batch, count, runs, repairs, told.to_all)
+    whole = bulk.Batch(app, batch, count, runs, repairs, told.to_all, is_share=bool(share))
     answer = await ask(request, lambda service: service.bulk.commit(whole), COMMIT_SECONDS)
     stages.drop(app, batch)
     return Committed(committed=True, rows=answer.rows, replayed=answer.replayed, skipped=answer.skipped)

@@ -14,22 +14,26 @@ import ssl
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs, quote, unquote
 
 import httpx
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sluice.admin.rest.refusals import Busy, answer_refusal
 from sluice.admin.rest.values import plain_name
+from sluice.bulk.stages import Stage
 from sluice.cluster.coordinator import NodeInfo
 from sluice.cluster.directory import Directory
 
 log = logging.getLogger(__name__)
 
 PASSED: Final = "x-sluice-passed-on"  # by another node: answer it, or say that you cannot
+SHARE: Final = "x-sluice-share"  # of a batch: only what is for these queues, a list in JSON
 ALONE: Final = "x-sluice-alone"  # tell what you have yourself, without the other nodes
 MISSING: Final = b"x-sluice-missing"  # in an answer: nodes that a list is without
+ARROW: Final = "application/vnd.apache.arrow.stream"
 API: Final = "/api/v1/"
 PATIENCE_SECONDS: Final = 5.0  # for a cell that moves
 PAUSE_SECONDS: Final = 0.1
@@ -214,6 +218,64 @@ class Relay:
         found = await asyncio.gather(*(self._fetch(node, scope) for node in others))
         return [one for part in found if part is not None for one in part]
 
+    # ---- batches
+
+    async def commit_elsewhere(
+        self,
+        headers: Sequence[tuple[bytes, bytes]],
+        app: str,
+        batch: int,
+        stages: Sequence[Stage],
+        names: Sequence[str],
+        to_all: bool,
+    ) -> set[str]:
+        """Have other nodes commit what of a batch is for their queues; those queues. Each cell knows the batch by its
+        own fence, so one that was broken off is said again from the beginning."""
+        shares: dict[str, list[str]] = {}
+        nodes = self._directory.nodes()
+        for name in names:
+            owner = self._directory.owner(self._directory.cell_of_queue(name))
+            if owner is None or (owner.id != self._directory.me and not owner.http):
+                raise Busy(f"queue {name!r} cannot be reached now", "Commit the batch again in a moment")
+            if owner.id != self._directory.me:
+                shares.setdefault(owner.id, []).append(name)
+        for node_id, queues in shares.items():
+            await self._commit_share(nodes[node_id], headers, app, batch, stages, queues, to_all)
+        return {name for queues in shares.values() for name in queues}
+
+    async def _commit_share(
+        self,
+        node: NodeInfo,
+        headers: Sequence[tuple[bytes, bytes]],
+        app: str,
+        batch: int,
+        stages: Sequence[Stage],
+        queues: list[str],
+        to_all: bool,
+    ) -> None:
+        kept = [
+            (name.decode(), value.decode("latin-1")) for name, value in headers if name == b"authorization"
+        ]
+        kept.append((PASSED, "1"))
+        url = f"{self._scheme}://{node.http}{API}bulk/stages/{quote(app, safe='')}/{batch}"
+        try:
+            found: list[str] = []
+            for stage in stages:
+                data = stage.data if stage.path is None else await asyncio.to_thread(stage.path.read_bytes)
+                answer = await self._client.post(
+                    url, params={"queue": stage.queue}, content=data, headers=[*kept, ("content-type", ARROW)]
+                )
+                _check(answer, node)
+                found.append(answer.json()["stage"])
+            answer = await self._client.post(
+                f"{url}/commit",
+                json={"stages": found, "to_all": to_all},
+                headers=[*kept, (SHARE, json.dumps(queues))],
+            )
+            _check(answer, node)
+        except httpx.HTTPError as fault:
+            raise Busy(f"node {node.name} gives no answer: {fault}", "Commit the batch again") from None
+
     async def _fetch(self, node: NodeInfo, scope: Scope) -> Any:
         try:
             async with asyncio.timeout(GATHER_SECONDS):
@@ -222,6 +284,25 @@ class Relay:
         except (httpx.HTTPError, TimeoutError, ValueError) as fault:
             log.warning("a node gave no answer", extra={"node": node.name, "fault": str(fault)})
             return None
+
+
+def share_of(request: Request) -> list[str]:
+    """The queues to which a commit that another node has passed on is confined; none: it is no share."""
+    told = request.headers.get(SHARE, "")
+    if not told or PASSED not in request.headers:
+        return []
+    try:
+        names = json.loads(told)
+    except ValueError:
+        return []
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def _check(answer: httpx.Response, node: NodeInfo) -> None:
+    """What another node refuses of a batch is refused here, in its words."""
+    if answer.status_code >= 400:
+        told = answer.json()
+        raise Busy(f"node {node.name} refuses: {told.get('message', '')}", str(told.get("do", "")))
 
 
 class _Answer:
