@@ -192,12 +192,12 @@ def test_a_value_that_is_too_large_or_one_key_too_many_is_not_kept(engine: Engin
     rules = engine.engine.exclusive.rules
     rules.max_message_size = 10
     rules.max_keys = 2
-    with pytest.raises(MessageTooLarge, match=r"raise ecq\.max_message_size"):
+    with pytest.raises(MessageTooLarge, match="max_message_size"):
         write(engine, "car-1", b"a", b"x" * 11)
     assert engine.engine.exclusive.owners == {}
     write(engine, "car-1", b"a", b"1")
     write(engine, "car-1", b"b", b"2")
-    with pytest.raises(QueueFull, match=r"raise ecq\.max_keys"):
+    with pytest.raises(QueueFull, match="max_keys"):
         write(engine, "car-1", b"c", b"3")
     write(engine, "car-1", b"a", b"4")
     assert kept(engine, "car-1") == {b"a": b"4", b"b": b"2"}
