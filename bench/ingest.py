@@ -144,6 +144,7 @@ def main() -> None:
                 spent = cpu_by_kind(roots)
                 watch = Watch(door)
                 watch.came = watch.done = 100_000
+                spent_publishing: dict[str, float] = {}
                 publishers = publish(told.harness, port, told.rows, told.size)
                 while publishers.poll() is None:
                     used = cpu_by_kind([publishers.pid])
