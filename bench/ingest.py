@@ -28,10 +28,10 @@ from sluice.spark import Door, Where, session
 
 QUEUE = "wide/ingest"
 GROUP = "ingest"
-KINDS = (
+KINDS = (  # by a mark in the command line; Java's names pyspark as well
+    ("/java", "Java"),
     ("sluice.bulk.worker", "reading process"),
     ("pyspark", "Spark's Python"),
-    ("java", "Java"),
     ("mqload", "publishers"),
     ("serve", "broker"),
 )
@@ -45,6 +45,7 @@ def cpu_by_kind(roots: list[int]) -> dict[str, float]:
             with suppress(OSError):
                 words = (entry / "stat").read_text().rpartition(")")[2].split()
                 command = (entry / "cmdline").read_text()
+                command = "/java" if command.partition("\0")[0].endswith("/java") else command
                 every[int(entry.name)] = (int(words[1]), (int(words[11]) + int(words[12])) / TICKS, command)
     found: dict[str, float] = {}
     below = {pid for pid in roots if pid in every}
@@ -143,6 +144,7 @@ def main() -> None:
                 spent = cpu_by_kind(roots)
                 watch = Watch(door)
                 watch.came = watch.done = 100_000
+                spent_publishing: dict[str, float] = {}
                 publishers = publish(told.harness, port, told.rows, told.size)
                 while publishers.poll() is None:
                     used = cpu_by_kind([publishers.pid])
