@@ -106,6 +106,12 @@ def test_the_cluster_shows_its_nodes_and_whose_each_cell_is(doors: Doors) -> Non
     assert set(places.values()) == set(NAMES)
 
 
+def test_the_metrics_of_a_node_tell_of_its_cells(doors: Doors) -> None:
+    lines = doors.clients[1].get("/metrics").text.splitlines()
+    wanted = {"sluice_cluster_nodes 3", "sluice_cluster_cells 4", "sluice_cluster_cells_moving 0"}
+    assert wanted <= set(lines)
+
+
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_ranges_for_spark_are_read_through_any_node(doors: Doors, at: int) -> None:
     arrow = pytest.importorskip("pyarrow")

@@ -155,6 +155,11 @@ class CellsService(AdminService):
             whole.longest = max(whole.longest, part.longest)
         if whole is None:
             raise CellMoved("every cell of this node")
+        whole.cluster = {
+            "nodes": len(self._directory.nodes()),
+            "cells": len(self._services()),
+            "moving": sum(one.is_moving for one in self._directory.cell_states()),
+        }
         return whole
 
 

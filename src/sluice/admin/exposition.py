@@ -82,6 +82,12 @@ GROUP: Final[tuple[tuple[str, str, str, Callable[[GroupFigures], int]], ...]] = 
     ("mqtt_queue_group_enqueued_total", "counter", "Messages that a group had to settle.", lambda one: one.enqueued),
 )  # fmt: skip
 
+CLUSTER: Final = (
+    ("sluice_cluster_nodes", "Nodes that this one sees.", "nodes"),
+    ("sluice_cluster_cells", "Cells that are open here.", "cells"),
+    ("sluice_cluster_cells_moving", "Cells of the cluster that are not where they should be.", "moving"),
+)
+
 STATES: Final[tuple[tuple[str, Callable[[GroupFigures], int]], ...]] = (
     ("waiting", lambda one: one.waiting),
     ("delivered", lambda one: one.delivered),
@@ -126,6 +132,7 @@ async def _ask(service: AdminService, tally: Tally) -> tuple[NodeView, Figures]:
 
 def _lines(node: NodeView, figures: Figures) -> Iterator[str]:
     yield from _about(node, figures)
+    yield from _cluster_lines(figures.cluster)
     for name, kind, help_text, key in BROKER:
         yield _head(name, kind, help_text)
         yield f"{name} {figures.broker[key]}\n"
@@ -167,6 +174,14 @@ def _about(node: NodeView, figures: Figures) -> Iterator[str]:
     ):
         yield _head(name, "gauge", help_text)
         yield f"{name} {value}\n"
+
+
+def _cluster_lines(cluster: dict[str, int]) -> Iterator[str]:
+    """Nothing for a broker that is alone."""
+    for name, help_text, key in CLUSTER:
+        if key in cluster:
+            yield _head(name, "gauge", help_text)
+            yield f"{name} {cluster[key]}\n"
 
 
 def _group_lines(queues: list[tuple[str, QueueFigures]], now: float) -> Iterator[str]:

@@ -68,6 +68,9 @@ class Figures:
     now: float
     seconds: float = 0.0  # of the broker's loop that this copy took
     longest: float = 0.0  # the longest of its slices
+    cluster: dict[str, int] = field(
+        default_factory=dict
+    )  # nodes, cells here, cells on their way; empty: no cluster
 
 
 @dataclass(slots=True)
