@@ -161,12 +161,15 @@ class Chaos:
 
     async def settled(self) -> None:
         """All three are in, and every cell is where it should be."""
-        async with asyncio.timeout(60):
-            while True:
-                found = [await asyncio.to_thread(self.nodes.cluster, name) for name in NAMES]
-                if all(len(one["nodes"]) == 3 and one["moving"] == 0 and one["me"] for one in found):
-                    return
-                await asyncio.sleep(0.05)
+        until = time.monotonic() + 60
+        while True:
+            found = [await asyncio.to_thread(self.nodes.cluster, name) for name in NAMES]
+            if all(len(one["nodes"]) == 3 and one["moving"] == 0 and one["me"] for one in found):
+                return
+            if time.monotonic() > until:
+                logs = "\n".join(f"--- {name}\n{self.nodes.log(name)[-3000:]}" for name in NAMES)
+                raise AssertionError(f"the cluster does not settle: {found}\n{logs}")
+            await asyncio.sleep(0.05)
 
     async def _recovered(self, deed: str, name: str, began: float = 0.0) -> None:
         """Every queue takes a publish through every node that is left."""

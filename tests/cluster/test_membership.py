@@ -65,6 +65,17 @@ async def test_the_claim_of_a_dead_node_stays_and_is_taken_from_it_by_name(meeti
     assert two.membership.claims == {0: two.id}
 
 
+async def test_a_claim_can_be_confirmed_as_long_as_it_is_held(meeting: Meeting) -> None:
+    one, two = await meeting.join("one"), await meeting.join("two")
+    assert await one.membership.claim(0, None)
+    assert await one.membership.claim(0, one.id)
+    await two.membership.put_out(one.id)
+    assert await two.membership.claim(0, one.id)
+    one.membership.claims[0] = one.id  # as one that slept believes
+    assert not await one.membership.claim(0, one.id)
+    await until(lambda: two.membership.claims == {0: two.id})
+
+
 async def test_a_node_that_was_put_out_comes_back_as_another(meeting: Meeting) -> None:
     one, two = await meeting.join("one"), await meeting.join("two")
     await two.membership.put_out(one.id)

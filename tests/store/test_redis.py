@@ -16,7 +16,7 @@ from sluice.store.redis.link import SingleLink
 from sluice.store.redis.options import Options
 from sluice.store.redis.scripts import WRITE
 from tests.fault_proxy import FaultProxy
-from tests.redis_process import RedisProcess
+from tests.redis_process import RedisCluster, RedisProcess
 from tests.store.hands import StoreUnderTest, message, note
 
 
@@ -208,3 +208,23 @@ def test_a_start_survives_lines_that_are_cut(stores: Stores, prefix: str) -> Non
             again.store.close()
     finally:
         proxy.close()
+
+
+def test_stores_of_several_cells_share_a_cluster_and_lie_in_slots_of_their_own(
+    redis_cluster: RedisCluster, prefix: str
+) -> None:
+    made = []
+    for cell in range(3):
+        options = Options(prefix=f"{prefix}:c{cell}", tag=f"log:c{cell}")
+        made.append(StoreUnderTest(None, redis=redis_cluster.url, options=options).open())
+    client = redis_cluster.nodes[0].client()
+    slots = {
+        int(client.execute_command("CLUSTER", "KEYSLOT", f"{prefix}:c{n}:{{log:c{n}}}")) for n in range(3)
+    }
+    client.close()
+    assert len(slots) == 3
+    for cell, store in enumerate(made):
+        store.commit(message(1, b"of %d" % cell))
+    for cell, store in enumerate(made):
+        assert [record.body for record in store.reopen().past.records] == [b"of %d" % cell]
+        store.store.close()

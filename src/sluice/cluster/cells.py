@@ -103,6 +103,10 @@ class Cells:
                 claimant is None or claimant not in coordinator.nodes or claimant == me.id
             ):
                 self._begin(number, self._take(number, claimant))
+            elif claimant == me.id and name != me.name:
+                self._begin(
+                    number, coordinator.release(number)
+                )  # its store was lost to us before it could move
         self._node.retry()
         self._looked.set()
 
@@ -130,7 +134,8 @@ class Cells:
     async def _take(self, number: int, claimant: str | None) -> None:
         me = self.me
         assert me is not None
-        if claimant != me.id and not await self._coordinator.claim(number, claimant):
+        # Asked even for what we think is ours: one that slept may have lost it, and must not seize it from its owner.
+        if not await self._coordinator.claim(number, claimant):
             return
         cell = Cell(self._node, number, self._make_broker())
         try:

@@ -74,6 +74,10 @@ class Membership:
         self._prolong(asked_at)
         await self._until(lambda: me.id in self.nodes)
         if me.id not in self.nodes:
+            with suppress(CoordinatorError):
+                await self._board.revoke(
+                    lease
+                )  # nobody would keep it: the others must not take us for a node
             raise BoardUnavailable("the coordinator does not show what we wrote", "See whether it is well")
         self._is_in = True
         self._keeping = loop.create_task(self._keep(lease))

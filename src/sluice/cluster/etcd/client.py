@@ -170,19 +170,24 @@ class EtcdClient:
             left = asyncio.ensure_future(road.left.wait())
             # A member without a leader hears nothing new, and says so only to those who ask.
             call = road.watch.Watch(metadata=(("hasleader", "true"),))
+            patience: float | None = (
+                DEADLINE_SECONDS  # for the first answer; a road that leads nowhere gives none
+            )
             try:
-                await call.write(pb.WatchRequest(create_request=create))
+                async with asyncio.timeout(DEADLINE_SECONDS):
+                    await call.write(pb.WatchRequest(create_request=create))
                 while True:
                     reading = asyncio.ensure_future(call.read())
-                    await asyncio.wait((reading, left), return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait((reading, left), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                     if not reading.done():
                         reading.cancel()
                         return
                     answer = reading.result()
                     if answer is grpc.aio.EOF:
                         return
+                    patience = None
                     yield answer
-            except STREAM_ENDS:
+            except (*STREAM_ENDS, TimeoutError):
                 return
             finally:
                 left.cancel()
