@@ -97,6 +97,10 @@ class SysTopics(Deadline):
         return values
 
     def _tell(self, passed: float) -> None:
+        brokers = self._brokers()
+        if not brokers:
+            self._told = []
+            return  # a node that has no cell now: nobody could be listening
         values = self.values()
         uptime = int(self._broker.turn.now - self._broker.started_at)
         said = {name: str(value) for name, value in values.items()}
@@ -104,7 +108,6 @@ class SysTopics(Deadline):
         said["uptime"] = f"{uptime} seconds"
         if passed:
             said.update(self._load(values, passed))
-        brokers = self._brokers()
         fresh = [broker for broker in brokers if broker not in self._told]
         self._told = brokers
         for name, value in said.items():
@@ -128,7 +131,8 @@ class SysTopics(Deadline):
             ("connections", "connections/total"),
         ):
             count = float(values[counter])
-            rate = (count - self._counted.get(name, 0.0)) * 60.0 / passed
+            # A cell that went to another node takes along what it has counted.
+            rate = max(0.0, count - self._counted.get(name, 0.0)) * 60.0 / passed
             self._counted[name] = count
             for label, seconds in _MINUTES:
                 key = f"load/{name}/{label}"
