@@ -85,7 +85,9 @@ async def test_a_client_over_websocket_comes_to_its_cell(net: Net, cell: int) ->
 
 async def test_what_is_no_connect_is_refused_by_a_cell_of_this_node(net: Net) -> None:
     async with listening(net) as (host, port):
-        page = b"GET / HTTP/1.1\r\n" + b"Accept: text/html\r\n" * 5  # as long as its first bytes say, read as MQTT
+        page = (
+            b"GET / HTTP/1.1\r\n" + b"Accept: text/html\r\n" * 5
+        )  # as long as its first bytes say, read as MQTT
         for nonsense in (page, b"\xff\xff\xff\xff\xff\xff", b"\x10\x05abcde"):
             reader, writer = await asyncio.open_connection(host, port)
             writer.write(nonsense)
