@@ -24,7 +24,7 @@ from typing import Any
 
 import httpx
 
-from sluice.client import Backoff, Client
+from sluice.client import Backoff, Client, ConnectFailed
 from sluice.cluster.placement import cell_of, cell_of_queue
 from tests.cluster.processes import CELLS, Nodes, Work
 from tests.etcd_process import EtcdProcess
@@ -181,6 +181,18 @@ class Chaos:
         self._say(f"{name} {deed}: all {len(PROBES)} queues take publishes again after {seconds:.2f} s")
 
     async def _probe(self, name: str) -> None:
+        """A client that comes by this node. Whose session lay with the node that died is cut off before it is let in,
+        and comes again, as any client does."""
+        until = time.monotonic() + 30
+        while True:
+            try:
+                return await self._publish_to_all(name)
+            except ConnectFailed:
+                if time.monotonic() > until:
+                    raise
+                await asyncio.sleep(0.02)
+
+    async def _publish_to_all(self, name: str) -> None:
         async with Client(
             port=self.nodes.port(name),
             client_id=f"probe-{name}-{self._draw.random()}",
