@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from sluice.wire.properties import PUBACK
@@ -84,3 +86,24 @@ def test_who_was_held_back_is_refused_instead() -> None:
     house.loop.settle()
     assert house.connect_lasting("newcomer").connack.reason == 0
     assert house.broker.router.retained.count == 10
+
+
+def short_of_room() -> QueueHouse:
+    house = QueueHouse()
+    config = json.dumps({"name": "copies", "bindings": ["sensors/#"]}).encode()
+    assert put(house.connect("admin"), "$admin/queue/create", config)[0] == 0
+    house.broker.router.no_room = True
+    house.broker.router.stalled("the disk is nearly full")
+    house.engine.no_room = True
+    house.engine.unavailable = "the disk is nearly full"
+    return house
+
+
+def test_what_there_is_no_room_for_is_refused_as_too_much() -> None:
+    house = short_of_room()
+    house.connect_lasting("lasting").subscribe("mail", qos=1)
+    device = house.connect("device")
+    for topic in ("mail", "sensors/1", "$queue/jobs"):
+        reason, why = put(device, topic, b"x")
+        assert (reason, "nearly full" in why) == (0x97, True), topic
+    assert put(device, "elsewhere", b"x")[0] == 0x10

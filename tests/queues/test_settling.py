@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sluice.errors import StaleDelivery, UnknownDelivery
+from sluice.queues.ledger import verify
 from tests.queues.conftest import MakeEngine
-from tests.queues.kit import EngineUnderTest
+from tests.queues.kit import Delivery, EngineUnderTest
 
 
 def test_an_acked_message_is_gone(engine: EngineUnderTest) -> None:
@@ -241,6 +242,41 @@ def test_a_token_from_before_a_crash_is_worth_nothing(engine: EngineUnderTest) -
     again.lease()
     with pytest.raises(StaleDelivery):
         again.ack(old)
+
+
+def late(engine: EngineUnderTest, old: Delivery) -> bool:
+    """What becomes of an ack for a delivery of an earlier life."""
+    group = engine.engine.queues["tasks"].groups["workers"]
+    counted = engine.engine.finish_late(group, old.name, old.token)
+    engine.settle_down()
+    return counted
+
+
+def test_work_that_was_done_over_a_crash_counts_once_and_the_books_balance(engine: EngineUnderTest) -> None:
+    worker = engine.worker("w")
+    engine.publish(b"done", key=b"k")
+    engine.publish(b"next", key=b"k")
+    old = worker.lease()
+    engine.crash_and_restart()
+    assert late(engine, old)
+    assert not late(engine, old)
+    assert engine.ledger().acked == 1
+    assert engine.worker("w").payloads() == [b"next"]
+    assert verify(engine.engine) == []
+    engine.crash_and_restart()
+    assert engine.worker("w").payloads() == [b"next"]
+
+
+def test_late_work_does_not_count_while_somebody_else_has_the_message(engine: EngineUnderTest) -> None:
+    worker = engine.worker("w")
+    engine.publish(b"job")
+    old = worker.lease()
+    engine.crash_and_restart()
+    again = engine.worker("other").lease()
+    assert not late(engine, old)
+    assert engine.ledger().acked == 0
+    assert not late(engine, again), "a token of this life is settled by its lease"
+    assert verify(engine.engine) == []
 
 
 def test_settling_twice_is_refused(engine: EngineUnderTest) -> None:

@@ -22,13 +22,13 @@ from sluice.broker.abroad import FarDelivery
 from sluice.broker.ecq_reader import OwnedDelivery, OwnedReader
 from sluice.broker.inflight import UNSAID, Delivery, Inflight
 from sluice.broker.permission import refuse_sys
+from sluice.broker.queue_reasons import reason_of
 from sluice.broker.subscriptions import Share, Subscription
 from sluice.errors import MalformedPacket, NoRoom, ProtocolViolation, QueueError, StoreUnavailable
 from sluice.queues.ports import Publisher
 from sluice.wire.packets import V5, Ack, Publish
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL
 from sluice.wire.reasons import (
-    IMPLEMENTATION_SPECIFIC_ERROR,
     NO_MATCHING_SUBSCRIBERS,
     PACKET_IDENTIFIER_NOT_FOUND,
     PACKET_TOO_LARGE,
@@ -133,19 +133,16 @@ class Session(Publisher):
         """An ordinary topic: it is with its receivers when this returns, so it is answered at once. Where something of
         it must be kept (for a queue, a lasting session, later subscribers), the answer waits for the store."""
         router = self.router
+        if router.unavailable and not self._goes_without_store(packet, connection):
+            return
         if router.abroad is not None:
             router.abroad.publish(packet, self, connection)
             return
         kept = router.kept
-        if router.unavailable and not self._goes_without_store(packet, connection):
-            return
         try:
             taken = router.publish(packet, self)
-        except StoreUnavailable as error:
-            self.refuse(packet, connection, IMPLEMENTATION_SPECIFIC_ERROR, str(error))
-            return
         except QueueError as error:
-            self.refuse(packet, connection, QUOTA_EXCEEDED, str(error))
+            self.refuse(packet, connection, reason_of(error), str(error))
             return
         if taken < 0:
             self.refuse(packet, connection, QUOTA_EXCEEDED, "the server keeps no more retained messages")
@@ -168,11 +165,8 @@ class Session(Publisher):
             packet.retain = False
             router.counters.publishes_dropped += 1
             return True
-        if router.no_room:
-            self.refuse(packet, connection, QUOTA_EXCEEDED, str(NoRoom(router.unavailable)))
-        else:
-            why = str(StoreUnavailable(router.unavailable))
-            self.refuse(packet, connection, IMPLEMENTATION_SPECIFIC_ERROR, why)
+        error = NoRoom(router.unavailable) if router.no_room else StoreUnavailable(router.unavailable)
+        self.refuse(packet, connection, reason_of(error), str(error))
         return False
 
     def tag(self, packet: Publish) -> i64:

@@ -11,6 +11,7 @@ from mypy_extensions import i64
 from sluice.broker.abroad import HERE, Abroad, Legs
 from sluice.broker.broker import Broker
 from sluice.broker.connection import Connection
+from sluice.broker.queue_reasons import reason_of
 from sluice.broker.session import Session
 from sluice.broker.subscriptions import Capture, Share, Subscription
 from sluice.cluster.interest import BINDING
@@ -149,7 +150,7 @@ class CellAbroad(Abroad):
         try:
             taken = int(router.publish(packet, session))
         except QueueError as error:
-            session.refuse(packet, connection, QUOTA_EXCEEDED, str(error))
+            session.refuse(packet, connection, reason_of(error), str(error))
             return
         if taken < 0:
             session.refuse(packet, connection, QUOTA_EXCEEDED, "the server keeps no more retained messages")
