@@ -116,7 +116,7 @@ class Gate:
         kind = headers.get("content-type", "")
         if body and not _JSON.fullmatch(kind):
             raise NotJson(kind)
-        return _replay(body, receive)
+        return replay(body, receive)
 
     def _check_host(self, given: str) -> None:
         """An address cannot be taken over by somebody else's name server, and neither can these names."""
@@ -174,7 +174,8 @@ def _place_of(origin: str) -> str:
         return ""
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+def replay(body: bytes, receive: Receive) -> Receive:
+    """What was read already, for those who read it once more."""
     read = False
 
     async def again() -> Message:

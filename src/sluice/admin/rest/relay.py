@@ -21,6 +21,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sluice.admin.rest.gate import replay
 from sluice.admin.rest.refusals import Busy, answer_refusal
 from sluice.admin.rest.values import plain_name
 from sluice.bulk.stages import Stage
@@ -102,7 +103,7 @@ class Relay:
         match levels:
             case ["queues"] if scope["method"] == "POST":
                 body = await _whole(receive)
-                return directory.cell_of_queue(_name_in(body)), _again(body, receive)
+                return directory.cell_of_queue(_name_in(body)), replay(body, receive)
             case ["queues", name, *_] | ["bulk", "queues", name, *_]:
                 return directory.cell_of_queue(plain_name(name)), receive
             case ["ecq", client, *_] | ["bulk", "stages", client, *_]:
@@ -122,7 +123,7 @@ class Relay:
             owner = self._directory.owner(cell)
             if owner is not None:
                 if owner.id == self._directory.me:
-                    await self._app(scope, receive if streamed else _again(body, receive), send)
+                    await self._app(scope, receive if streamed else replay(body, receive), send)
                     return
                 if owner.http:
                     try:
@@ -357,17 +358,3 @@ async def _stream(receive: Receive) -> AsyncIterator[bytes]:
             yield message["body"]
         if not message.get("more_body", False):
             return
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """What was read already, for those who read it once more."""
-    read = False
-
-    async def again() -> Message:
-        nonlocal read
-        if read:
-            return await receive()
-        read = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return again
