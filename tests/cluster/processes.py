@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ from sluice.client import Backoff, Client, ClientError
 from tests.brokers import Broker
 
 CELLS = 12
+STILL_SECONDS = 60.0  # without any more work: what is missing then does not come
 
 
 class Nodes:
@@ -68,6 +71,7 @@ class Work:
     """Publishers and workers at every node, on several queues. `check` is what a cluster promises."""
 
     def __init__(self, nodes: Nodes, names: Sequence[str], queues: int = 4, keys: int = 3) -> None:
+        self._nodes = nodes
         self._ports = [nodes.port(name) for name in names]
         self._prefix = f"work{time.monotonic_ns()}"
         self._queues = [f"{self._prefix}/{nth}" for nth in range(queues)]
@@ -111,14 +115,30 @@ class Work:
     async def check(self) -> None:
         """Nothing that was confirmed is lost, and each key was seen in its order."""
         self._publishing = False
-        async with asyncio.timeout(60):
-            while not self.confirmed <= self._seen:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        seen, until = -1, 0.0
+        while missing := self.confirmed - self._seen:
+            if len(self._seen) != seen:
+                seen, until = len(self._seen), time.monotonic() + STILL_SECONDS
+            if time.monotonic() > until:
+                raise AssertionError(await asyncio.to_thread(self._told, missing))
+            await asyncio.sleep(0.05)
         last: dict[str, int] = {}
         for one in self.done:
             key, _, number = one.rpartition(":")
             assert int(number) > last.get(key, -1), f"{one} came after {last[key]}"
             last[key] = int(number)
+
+    def _told(self, missing: set[str]) -> str:
+        """What is missing, and what the broker says of those queues."""
+        lines = [f"{len(missing)} of {len(self.confirmed)} confirmed messages do not come"]
+        node = next(iter(self._nodes.by_name.values()))
+        for queue in sorted({one.partition(":")[0] for one in missing}):
+            numbers = sorted(int(one.rpartition(":")[2]) for one in missing if one.startswith(f"{queue}:"))
+            lines.append(f"{queue}: {len(numbers)} from {numbers[0]} to {numbers[-1]}: {numbers[:20]}")
+            for words in (("queue", "show", queue), ("consumers", queue), ("doctor", queue)):
+                command = [sys.executable, "-m", "sluice", *words, "--url", f"http://{node.address('http')}"]
+                lines.append(subprocess.run(command, capture_output=True, text=True, timeout=60).stdout)
+        return "\n".join(lines)
 
     def longest_gap(self) -> float:
         """The longest time for which a publisher waited for an answer."""
