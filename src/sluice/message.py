@@ -50,6 +50,13 @@ class Message:
         """About how much memory it takes."""
         return 200 + len(self.payload) + len(self.props) + len(self.headers) + len(self.key) + len(self.topic)
 
+    def ends_at(self) -> float:
+        """The very moment of its end. `expires` is the whole second after it, so that nothing ends early; who is told
+        how much time is left must not be told more than the publisher gave, which is whole seconds from its coming."""
+        came_at: i64 = self.enqueued_at
+        whole: i64 = (came_at + 999) // 1000
+        return float(self.expires - whole) + float(came_at) / 1000.0
+
 
 def encode_start(message: Message) -> bytes:
     """What stands behind the header of its record and in front of its payload."""

@@ -105,6 +105,19 @@ def test_message_expiry_is_the_time_to_live(house: QueueHouse) -> None:
     assert left == {b"long": 3480, b"usual": -1}
 
 
+@pytest.mark.parametrize("topic", ["$queue/jobs", "$ECQ/w/worker-1/jobs"])
+@pytest.mark.parametrize("seconds", [0.0, 0.0004, 0.001, 0.3, 0.999])
+def test_a_delivery_never_tells_of_more_time_than_the_publisher_gave(
+    house: QueueHouse, topic: str, seconds: float
+) -> None:
+    house.advance(seconds)
+    worker = house.connect("worker-1")
+    join(worker, topic if topic == "$queue/jobs" else "$ECQ/worker-1/#")
+    put(house.connect("maker"), topic, b"x", message_expiry=10)
+    (message,) = take(worker)
+    assert message.expiry == 10
+
+
 def test_the_longest_expiry_of_all_is_kept_where_nothing_else_ends_a_message() -> None:
     house = QueueHouse([("#", {"limits": {"message_ttl": "0s"}})])
     put(house.connect("maker"), "$queue/jobs", b"x", message_expiry=0xFFFF_FFFF)
