@@ -101,6 +101,20 @@ def test_a_name_and_a_wildcard_side_by_side_deliver_once_and_each_can_go(
     assert worker.take() == []
 
 
+def test_a_client_is_in_one_group_of_a_queue_and_is_told_when_it_changes(house: QueueHouse) -> None:
+    worker = house.connect_lasting("worker-1")
+    assert join(worker, "$queue/jobs") == (1, "")
+    reason, why = join(worker, "$queue/jobs/$group/other")
+    assert reason == 1
+    assert "takes the place of $queue/jobs:" in why and "'worker'" in why and "one client id" in why
+    house.crash()  # and the later one is what is kept
+    worker = house.connect_lasting("worker-1")
+    put(house.connect("maker"), "$queue/jobs", b"x")
+    (message,) = take(worker)
+    assert facts(message)["consumer-group"] == "other"
+    assert worker.unsubscribe("$queue/jobs", "$queue/jobs/$group/other") == [0x11, 0]
+
+
 def test_a_queue_is_not_shared_by_a_shared_subscription_but_by_its_groups(house: QueueHouse) -> None:
     reason, why = join(house.connect("worker-1"), "$share/g/$queue/jobs")
     assert (reason, "$group" in why) == (0x8F, True)
