@@ -26,6 +26,8 @@ TARGETED: Final = 0x20  # for one group alone
 COMPRESSED: Final = 0x40
 TOMBSTONE: Final = 0x80  # the end of its key, in a compacted queue
 
+LAST_SECOND: Final = 0xFFFF_FFFF  # times to live end in 2106, where the store's count of seconds does
+
 _SCRATCH: Final = BytesWriter()  # where the small fields of a body are put together, in the loop's thread
 
 

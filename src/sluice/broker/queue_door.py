@@ -35,7 +35,6 @@ from sluice.broker.queue_topics import (
 )
 from sluice.broker.queue_wishes import (
     LAST_MOMENT,
-    LAST_SECOND,
     MAX_ID,
     default_group,
     read_delay,
@@ -55,7 +54,7 @@ from sluice.errors import (
     UnknownDelivery,
     UnknownGroup,
 )
-from sluice.message import Message
+from sluice.message import LAST_SECOND, Message
 from sluice.queues.dead_letters import UNACCEPTABLE, bury_unborn
 from sluice.queues.delivery import Lease
 from sluice.queues.engine import Engine

@@ -20,7 +20,16 @@ from typing import Final
 from mypy_extensions import i64
 
 from sluice.errors import MessageTooLarge, NoRoom, StoreUnavailable, UnknownQueue
-from sluice.message import COMPRESSED, DELAYED, PRIORITY_BITS, TARGETED, Message, encode_start, fnv1a32
+from sluice.message import (
+    COMPRESSED,
+    DELAYED,
+    LAST_SECOND,
+    PRIORITY_BITS,
+    TARGETED,
+    Message,
+    encode_start,
+    fnv1a32,
+)
 from sluice.queues import compaction, dead_letters, dispatch, lifecycle, reading, removal, settling
 from sluice.queues import journal as notes
 from sluice.queues.batches import Batches
@@ -189,17 +198,20 @@ class Engine:
         rules = queue.rules
         now_ms: i64 = int(self.now * 1000.0)
         message.enqueued_at = now_ms
-        expires = message.expires
-        if rules.message_ttl > 0.0:
-            latest: i64 = int(self.now + rules.message_ttl + 0.999)
-            if expires == 0 or expires > latest:
-                expires = latest
-        message.expires = expires
         flags: i64 = message.priority & PRIORITY_BITS
         time = now_ms
+        due = self.now
         if message.deliver_at > now_ms:
             flags |= DELAYED
             time = message.deliver_at
+            due = float(time) / 1000.0
+        expires = message.expires
+        if rules.message_ttl > 0.0:
+            # Counted from when it is due: else a delay longer than that would be acknowledged and never delivered.
+            latest: i64 = min(int(due + rules.message_ttl + 0.999), LAST_SECOND)
+            if expires == 0 or expires > latest:
+                expires = latest
+        message.expires = expires
         left: i64 = len(partition.cursors)
         seq = partition.next
         if target:
