@@ -258,6 +258,18 @@ def test_a_value_larger_than_its_owner_takes_is_passed_over(house: QueueHouse) -
     assert house.engine.exclusive.owners["car-1"].depth() == 0
 
 
+def test_a_value_that_became_too_large_for_its_owner_is_passed_over_too(house: QueueHouse) -> None:
+    owner = house.connect_lasting("car-1")
+    own(owner)
+    write(house, "large", b"x" * 200)
+    assert len(owner.messages()) == 1  # and no PUBACK
+    owner.drop()
+    owner = house.connect_lasting("car-1", maximum_packet_size=100)
+    write(house, "small", b"y")
+    assert payloads(take(owner)) == [b"y"]
+    assert house.engine.exclusive.owners["car-1"].depth() == 0
+
+
 def test_a_value_ends_when_its_writer_says(house: QueueHouse) -> None:
     writer = house.connect("writer")
     put(writer, "$ECQ/w/car-1/a", b"short", message_expiry=10)
