@@ -26,6 +26,7 @@ TARGETED: Final = 0x20  # for one group alone
 COMPRESSED: Final = 0x40
 TOMBSTONE: Final = 0x80  # the end of its key, in a compacted queue
 
+LONGEST_HEADER: Final = 0x7FFF  # bytes of a value that Sluice attaches
 LAST_SECOND: Final = 0xFFFF_FFFF  # times to live end in 2106, where the store's count of seconds does
 
 _SCRATCH: Final = BytesWriter()  # where the small fields of a body are put together, in the loop's thread
@@ -102,9 +103,13 @@ def decode_body(data: bytes, start: i64 = 0) -> Message:
 
 
 def encode_header(name: str, value: str) -> bytes:
-    """One pair of `headers`: each text behind its length, so that pairs can simply follow one another."""
+    """One pair of `headers`: each text behind its length, so that pairs can simply follow one another. A value that is
+    too long ends with its last whole character: with half a one, no client would take the message any more."""
+    kept = value.encode()
+    if len(kept) > LONGEST_HEADER:
+        kept = kept[:LONGEST_HEADER].decode("utf-8", "ignore").encode()
     out = BytesWriter()
-    for text in (name.encode(), value.encode()[:0x7FFF]):
+    for text in (name.encode(), kept):
         write_i16_be(out, i16(len(text)))
         out.write(text)
     return out.getvalue()

@@ -138,6 +138,13 @@ def test_where_there_is_no_place_for_the_dead_they_are_settled_with_a_warning() 
     assert "no dead-letter queue" in warning
 
 
+def test_a_long_description_ends_with_a_whole_character(house: QueueHouse) -> None:
+    worker = hold_one(house)
+    settle(worker, "reject", take(worker)[0], description="ü" * 20_000)
+    ((_, story),) = letters(house, "dlq/jobs")
+    assert story["dead-description"] == "ü" * 16_383
+
+
 @pytest.mark.parametrize("key", ["topic", "invalid_topic"])
 def test_a_queue_cannot_be_the_place_for_its_own_dead(house: QueueHouse, key: str) -> None:
     config = {"name": "jobs", "dlq_config": {key: "$queue/jobs"}}
