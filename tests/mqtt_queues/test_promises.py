@@ -219,6 +219,25 @@ def test_refusals_have_the_reasons_that_their_packets_know() -> None:
 
 
 @pytest.mark.parametrize("qos", [1, 2])
+def test_a_refusal_that_quotes_a_client_at_length_is_told_in_short(house: QueueHouse, qos: int) -> None:
+    client = house.connect("worker-1")
+    join(client, "$queue/jobs")
+    reason, why = put(client, "$queue/jobs/$ack", "😀".encode() * 30_000, qos)
+    assert reason == 0x10
+    assert len(why) <= 1024
+    assert why.startswith("no delivery '😀😀") and why.endswith("the group is another one")
+
+
+@pytest.mark.parametrize("name", ["\\u0000", "\\n"])
+def test_a_refusal_quotes_nothing_that_no_client_could_read(house: QueueHouse, name: str) -> None:
+    reason, why = put(
+        house.connect("maker"), "$admin/queue/create", b'{"name": "jobs", "a%sb": 1}' % name.encode()
+    )
+    assert reason == 0x99
+    assert "a?b is not a key" in why
+
+
+@pytest.mark.parametrize("qos", [1, 2])
 def test_a_message_too_large_is_told_the_limit(qos: int) -> None:
     house = QueueHouse(SMALL)
     reason, why = put(house.connect("maker"), "$queue/jobs", b"x" * 11, qos)
