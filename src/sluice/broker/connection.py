@@ -510,8 +510,8 @@ class Cutoff(Deadline):
 
 
 def _as_reason(why: str) -> str:
-    """Words that quote what a client has sent, fit to be sent back: without what no MQTT string may hold. Of what is too
-    long the beginning stays, which says what is wrong, and the end, which says what to do."""
+    """Words that quote what a client has sent, fit to be sent back: without what no MQTT string may hold. Of too many
+    the beginning stays, which says what is wrong, and the end, which says what to do."""
     if len(why) > LONGEST_REASON:
         half = LONGEST_REASON // 2
         why = f"{why[: half - 1]} … {why[2 - half :]}"
