@@ -475,7 +475,7 @@ def test_a_delivery_too_large_for_its_consumer_is_retried_and_dies_with_a_reason
 def test_a_message_that_became_too_large_for_its_consumer_fails_at_once() -> None:
     house = QueueHouse([("jobs", {"retry_policy": {"max_retries": 0}})])
     worker = house.connect_lasting("worker-1")
-    join(worker, "$queue/jobs", **{"ack-mode": "puback"})
+    join(worker, "$queue/jobs", ack_mode="puback")
     put(house.connect("maker"), "$queue/jobs", b"x" * 1000)
     assert len(worker.messages()) == 1  # and no PUBACK
     worker.drop()

@@ -217,6 +217,27 @@ def test_a_captured_message_keeps_its_own_properties() -> None:
     assert (facts(message)["a"], facts(message)["message-id"]) == ("1", "own")
 
 
+@pytest.mark.parametrize("type_", ["work", "compacted"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("priority", "high"), ("delay", "5"), ("deliver-at", "soon"), ("message-id", "x" * 1025)],
+)
+def test_a_plain_publish_is_not_refused_for_properties_that_mean_something_else(
+    type_: str, name: str, value: str
+) -> None:
+    house = QueueHouse()
+    config = {"name": "temps", "type": type_, "bindings": ["sensors/#"]}
+    put(house.connect("admin"), "$admin/queue/create", json.dumps(config).encode())
+    listener, worker = house.connect("listener"), house.connect("worker-1")
+    listener.subscribe("sensors/#")
+    join(worker, "$queue/temps")
+    assert put(house.connect("device"), "sensors/1", b"x", user=[(name, value), ("a", "1")]) == (0, "")
+    assert listener.payloads() == [b"x"]
+    (message,) = take(worker)
+    assert facts(message)["a"] == "1"
+    settle(worker, "ack", message)
+
+
 def test_a_will_can_be_captured_and_go_into_a_queue() -> None:
     house = capturing("gone/#", max_queue_depth=1)
     house.connect("one", will=will("gone/one", b"1")).drop()
