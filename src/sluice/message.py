@@ -53,6 +53,11 @@ class Message:
         """About how much memory it takes."""
         return 200 + len(self.payload) + len(self.props) + len(self.headers) + len(self.key) + len(self.topic)
 
+    def known_by(self) -> bytes:
+        """By what a second publish of it is known; empty: by nothing. Who publishes to plain topics does not know that
+        they meet in one queue: there an id, perhaps a mere counter, is one of its topic."""
+        return self.topic + b"\0" + self.id if self.topic and self.id else self.id
+
     def ends_at(self) -> float:
         """The very moment of its end. `expires` is the whole second after it, so that nothing ends early; who is told
         how much time is left must not be told more than the publisher gave, which is whole seconds from its coming."""

@@ -217,6 +217,18 @@ def test_a_captured_message_keeps_its_own_properties() -> None:
     assert (facts(message)["a"], facts(message)["message-id"]) == ("1", "own")
 
 
+def test_ids_of_plain_publishes_are_those_of_their_topic() -> None:
+    house = capturing("sensors/#")
+    for _ in range(2):
+        device = house.connect("device")
+        for topic in ("sensors/1", "sensors/2"):
+            put(device, topic, b"x", wishes={"message-id": "1"})
+        assert (
+            house.depth("temps") == 2
+        )  # one of each: neither is taken for the other, and both are known again
+        house.crash()
+
+
 @pytest.mark.parametrize("type_", ["work", "compacted"])
 @pytest.mark.parametrize(
     ("name", "value"),

@@ -156,7 +156,8 @@ class Engine:
         if size > rules.max_message_size:
             queue.refused += 1
             raise MessageTooLarge(queue.name, int(size), int(rules.max_message_size))
-        if message.id and queue.seen(message.id, self.now):
+        name = message.known_by() if message.id else b""
+        if name and queue.seen(name, self.now):
             queue.duplicates += 1
         else:
             if rules.compacted:
@@ -166,8 +167,8 @@ class Engine:
                     removal.append_within(self, queue, message)
                 else:
                     self.append(queue, message, 0)
-            if message.id:
-                queue.remember(message.id, self.now)
+            if name:
+                queue.remember(name, self.now)
         if publisher is not None:
             self.journal.add_receipt(publisher, tag)
 
