@@ -117,7 +117,7 @@ async def test_a_property_that_no_packet_can_carry_is_refused_before_it_is_sent(
     async with sluice_broker.client("w-1") as client:
         for given in ({"user": {"a": text}}, {"user": [(text, "a")]}, {"content_type": text}):
             with pytest.raises(Unsupported, match="fits no packet"):
-                await client.publish("$queue/jobs", b"x", qos=1, **given)  # type: ignore[arg-type]
+                await client.publish("$queue/jobs", b"x", qos=1, **given)
         with pytest.raises(Unsupported, match="fits no packet"):
             await client.subscribe("$queue/jobs", user={"consumer-group": text})
         await client.publish("$queue/jobs", b"x", qos=1, user={"a": "x" * 65_535})
