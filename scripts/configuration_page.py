@@ -151,7 +151,7 @@ QUEUE: dict[str, str] = {
     "dlq_config.alert_webhook": "gets a POST (JSON) for each dead letter",
     "limits.max_message_size": "largest payload in bytes",
     "limits.max_queue_depth": "messages that some group has still to settle",
-    "limits.message_ttl": "longest life of a message; its own expiry may be shorter; 0 is for ever",
+    "limits.message_ttl": "longest life of a message, from when it is due; its own end may come before; 0 is for ever",
     "limits.retention": "above 0, messages are kept after every group has settled them, for replay",
     "limits.overflow": "what a full queue does with one more message: refuse it, drop the oldest that nobody works on, "
     "or dead-letter the new one",

@@ -26,6 +26,9 @@ TARGETED: Final = 0x20  # for one group alone
 COMPRESSED: Final = 0x40
 TOMBSTONE: Final = 0x80  # the end of its key, in a compacted queue
 
+LONGEST_HEADER: Final = 0x7FFF  # bytes of a value that Sluice attaches
+LAST_SECOND: Final = 0xFFFF_FFFF  # times to live end in 2106, where the store's count of seconds does
+
 _SCRATCH: Final = BytesWriter()  # where the small fields of a body are put together, in the loop's thread
 
 
@@ -49,6 +52,18 @@ class Message:
     def size(self) -> i64:
         """About how much memory it takes."""
         return 200 + len(self.payload) + len(self.props) + len(self.headers) + len(self.key) + len(self.topic)
+
+    def known_by(self) -> bytes:
+        """By what a second publish of it is known; empty: by nothing. Who publishes to plain topics does not know that
+        they meet in one queue: there an id, perhaps a mere counter, is one of its topic."""
+        return self.topic + b"\0" + self.id if self.topic and self.id else self.id
+
+    def ends_at(self) -> float:
+        """The very moment of its end. `expires` is the whole second after it, so that nothing ends early; who is told
+        how much time is left must not be told more than the publisher gave, which is whole seconds from its coming."""
+        came_at: i64 = self.enqueued_at
+        whole: i64 = (came_at + 999) // 1000
+        return float(self.expires - whole) + float(came_at) / 1000.0
 
 
 def encode_start(message: Message) -> bytes:
@@ -93,9 +108,13 @@ def decode_body(data: bytes, start: i64 = 0) -> Message:
 
 
 def encode_header(name: str, value: str) -> bytes:
-    """One pair of `headers`: each text behind its length, so that pairs can simply follow one another."""
+    """One pair of `headers`: each text behind its length, so that pairs can simply follow one another. A value that is
+    too long ends with its last whole character: with half a one, no client would take the message any more."""
+    kept = value.encode()
+    if len(kept) > LONGEST_HEADER:
+        kept = kept[:LONGEST_HEADER].decode("utf-8", "ignore").encode()
     out = BytesWriter()
-    for text in (name.encode(), value.encode()[:0x7FFF]):
+    for text in (name.encode(), kept):
         write_i16_be(out, i16(len(text)))
         out.write(text)
     return out.getvalue()

@@ -276,7 +276,7 @@ def test_a_server_that_stops_refuses_new_clients(house: House) -> None:
     waiting = house.connect("a")
     waiting.transport.jammed = True
     house.broker.stop(lambda: None)
-    assert house.connect("b").connack.reason == 0x8B
+    assert house.connect("b").connack.reason == 0x88
 
 
 def test_a_client_whose_packets_are_too_small_for_a_connack_is_refused(house: House) -> None:

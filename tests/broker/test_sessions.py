@@ -224,14 +224,6 @@ def test_subscriptions_survive_and_keep_their_options(house: House) -> None:
     assert (message.payload, message.subscription_ids) == (b"other", [9])
 
 
-def test_an_operator_can_end_a_connection(house: House) -> None:
-    client = house.connect("a")
-    assert house.broker.registry.kick("a")
-    house.loop.settle()
-    assert client.fault()[0] == 0x98
-    assert not house.broker.registry.kick("a")
-
-
 @pytest.mark.parametrize("members", [1, 3])
 def test_nothing_is_left_of_sessions_that_have_ended(house: House, members: int) -> None:
     for nth in range(members):

@@ -96,6 +96,34 @@ async def test_each_settlement_has_its_effect(sluice_broker: VirtualBroker) -> N
     assert letters["invalid"].story["rejectionReason"] == "unacceptable"
 
 
+@pytest.mark.parametrize(
+    ("said", "heard"), [("a\0b", "a b"), ("half \ud800", "half ?"), ("ü" * 100_000, "ü" * 16_383)]
+)
+async def test_a_description_that_no_packet_can_carry_costs_neither_job_nor_connection(
+    sluice_broker: VirtualBroker, said: str, heard: str
+) -> None:
+    async with sluice_broker.client("w-1") as client:
+        await client.publisher("jobs").send("x")
+        [job] = await take(client, "jobs", 1)
+        assert await job.reject(description=said, confirm=True)
+    [letter] = sluice_broker.dead_letters("jobs")
+    assert letter.description == heard
+
+
+@pytest.mark.parametrize("text", ["a\0b", "half \ud800", "ü" * 40_000, "x" * 65_536])
+async def test_a_property_that_no_packet_can_carry_is_refused_before_it_is_sent(
+    sluice_broker: VirtualBroker, text: str
+) -> None:
+    async with sluice_broker.client("w-1") as client:
+        for given in ({"user": {"a": text}}, {"user": [(text, "a")]}, {"content_type": text}):
+            with pytest.raises(Unsupported, match="fits no packet"):
+                await client.publish("$queue/jobs", b"x", qos=1, **given)
+        with pytest.raises(Unsupported, match="fits no packet"):
+            await client.subscribe("$queue/jobs", user={"consumer-group": text})
+        await client.publish("$queue/jobs", b"x", qos=1, user={"a": "x" * 65_535})
+    assert sluice_broker.depth("jobs") == 1
+
+
 async def test_a_released_job_comes_again_and_was_no_failure(sluice_broker: VirtualBroker) -> None:
     async with sluice_broker.client("w-1") as client:
         await client.publisher("jobs").send("x")

@@ -138,6 +138,52 @@ def test_where_there_is_no_place_for_the_dead_they_are_settled_with_a_warning() 
     assert "no dead-letter queue" in warning
 
 
+def test_a_long_description_ends_with_a_whole_character(house: QueueHouse) -> None:
+    worker = hold_one(house)
+    settle(worker, "reject", take(worker)[0], description="ü" * 20_000)
+    ((_, story),) = letters(house, "dlq/jobs")
+    assert story["dead-description"] == "ü" * 16_383
+
+
+@pytest.mark.parametrize("key", ["topic", "invalid_topic"])
+def test_a_queue_cannot_be_the_place_for_its_own_dead(house: QueueHouse, key: str) -> None:
+    config = {"name": "jobs", "dlq_config": {key: "$queue/jobs"}}
+    maker = house.connect("maker")
+    reason, why = put(maker, "$admin/queue/create", json.dumps(config).encode())
+    assert (reason, f"dlq_config.{key} names the queue itself" in why) == (0x99, True)
+    put(maker, "$queue/jobs", b"x")
+    reason, why = put(maker, "$admin/queue/jobs/config", json.dumps(config).encode())
+    assert (reason, "names the queue itself" in why) == (0x99, True)
+
+
+def test_where_a_template_sends_the_dead_of_all_queues_to_one_they_stay_there() -> None:
+    house = QueueHouse(
+        [
+            (
+                "#",
+                {
+                    "dlq_config": {"topic": "failed", "invalid_topic": "failed"},
+                    "retry_policy": {"max_retries": 0},
+                },
+            )
+        ]
+    )
+    worker = hold_one(house)
+    settle(worker, "reject", take(worker)[0])
+    reader = house.connect("reader-1")
+    join(reader, "$queue/failed")
+    for attempt in ("1", "2", "3"):
+        (letter,) = take(reader)
+        assert (
+            facts(letter)["attempt"] == attempt
+        )  # the same letter: it neither dies nor comes back as another
+        settle(reader, "nack", letter, delay="0s")
+    settle(reader, "reject", take(reader)[0], reason="unacceptable")
+    assert take(reader) == []
+    assert house.depth("failed") == 0
+    assert put(worker, "$admin/queue/failed/config", b'{"performance": {"prefetch": 7}}') == (0, "")
+
+
 def test_a_total_timeout_buries() -> None:
     house = QueueHouse([("jobs", {"retry_policy": {"total_timeout": "1m", "max_retries": 1000}})])
     worker = hold_one(house)

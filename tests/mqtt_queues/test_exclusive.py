@@ -104,7 +104,7 @@ def test_a_value_that_is_too_large_or_one_key_too_many_is_refused(house: QueueHo
     rules.max_keys = 1
     writer = house.connect("writer")
     reason, why = put(writer, "$ECQ/w/car-1/a", b"x" * 11)
-    assert reason == 0x95 and "11 bytes is larger than the 10" in why and "ecq.max_message_size" in why
+    assert reason == 0x97 and "11 bytes is larger than the 10" in why and "ecq.max_message_size" in why
     assert house.engine.exclusive.owners == {}
     assert put(writer, "$ECQ/w/car-1/a", b"x") == (0, "")
     reason, why = put(writer, "$ECQ/w/car-1/b", b"x")
@@ -253,6 +253,18 @@ def test_a_value_larger_than_its_owner_takes_is_passed_over(house: QueueHouse) -
     owner = house.connect("car-1", maximum_packet_size=100)
     own(owner)
     write(house, "large", b"x" * 200)
+    write(house, "small", b"y")
+    assert payloads(take(owner)) == [b"y"]
+    assert house.engine.exclusive.owners["car-1"].depth() == 0
+
+
+def test_a_value_that_became_too_large_for_its_owner_is_passed_over_too(house: QueueHouse) -> None:
+    owner = house.connect_lasting("car-1")
+    own(owner)
+    write(house, "large", b"x" * 200)
+    assert len(owner.messages()) == 1  # and no PUBACK
+    owner.drop()
+    owner = house.connect_lasting("car-1", maximum_packet_size=100)
     write(house, "small", b"y")
     assert payloads(take(owner)) == [b"y"]
     assert house.engine.exclusive.owners["car-1"].depth() == 0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sluice.broker.permission import Grant
+from sluice.broker.queue_reasons import reason_of, subscribe_reason_of
 from sluice.broker.rulebook import Book
+from sluice.errors import QueueError
 from sluice.wire.packets import V311, Ack, Pingreq
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL
 from tests.mqtt_queues.kit import QueueHouse, facts, join, payloads, put, settle, take
@@ -203,11 +205,43 @@ def test_what_the_store_cannot_take_now_is_refused_with_the_reason(house: QueueH
     assert put(maker, topic, b"x") == (0, "")
 
 
+def test_refusals_have_the_reasons_that_their_packets_know() -> None:
+    """A client that looks takes another one for a broken packet: it hangs up, and sends the same again."""
+    kinds, puback, suback = [QueueError], set[int](), set[int]()
+    while kinds:
+        kind = kinds.pop()
+        kinds.extend(kind.__subclasses__())
+        puback.add(reason_of(kind.__new__(kind)))
+        suback.add(subscribe_reason_of(kind.__new__(kind)))
+    assert puback <= {0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99}
+    # Of a subscription nothing is settled: UnknownDelivery and its like have no code there.
+    assert suback - {0x10} <= {0x80, 0x83, 0x87, 0x8F, 0x91, 0x97, 0x9E, 0xA1, 0xA2}
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_refusal_that_quotes_a_client_at_length_is_told_in_short(house: QueueHouse, qos: int) -> None:
+    client = house.connect("worker-1")
+    join(client, "$queue/jobs")
+    reason, why = put(client, "$queue/jobs/$ack", "😀".encode() * 30_000, qos)
+    assert reason == 0x10
+    assert len(why) <= 1024
+    assert why.startswith("no delivery '😀😀") and why.endswith("the group is another one")
+
+
+@pytest.mark.parametrize("name", ["\\u0000", "\\n"])
+def test_a_refusal_quotes_nothing_that_no_client_could_read(house: QueueHouse, name: str) -> None:
+    reason, why = put(
+        house.connect("maker"), "$admin/queue/create", b'{"name": "jobs", "a%sb": 1}' % name.encode()
+    )
+    assert reason == 0x99
+    assert "a?b is not a key" in why
+
+
 @pytest.mark.parametrize("qos", [1, 2])
 def test_a_message_too_large_is_told_the_limit(qos: int) -> None:
     house = QueueHouse(SMALL)
     reason, why = put(house.connect("maker"), "$queue/jobs", b"x" * 11, qos)
-    assert reason == 0x95
+    assert reason == 0x97
     assert "11" in why and "10" in why and "max_message_size" in why
     assert house.depth("jobs") == 0
 

@@ -105,6 +105,19 @@ def test_message_expiry_is_the_time_to_live(house: QueueHouse) -> None:
     assert left == {b"long": 3480, b"usual": -1}
 
 
+@pytest.mark.parametrize("topic", ["$queue/jobs", "$ECQ/w/worker-1/jobs"])
+@pytest.mark.parametrize("seconds", [0.0, 0.0004, 0.001, 0.3, 0.999])
+def test_a_delivery_never_tells_of_more_time_than_the_publisher_gave(
+    house: QueueHouse, topic: str, seconds: float
+) -> None:
+    house.advance(seconds)
+    worker = house.connect("worker-1")
+    join(worker, topic if topic == "$queue/jobs" else "$ECQ/worker-1/#")
+    put(house.connect("maker"), topic, b"x", message_expiry=10)
+    (message,) = take(worker)
+    assert message.expiry == 10
+
+
 def test_the_longest_expiry_of_all_is_kept_where_nothing_else_ends_a_message() -> None:
     house = QueueHouse([("#", {"limits": {"message_ttl": "0s"}})])
     put(house.connect("maker"), "$queue/jobs", b"x", message_expiry=0xFFFF_FFFF)
@@ -453,6 +466,20 @@ def test_a_delivery_too_large_for_its_consumer_is_retried_and_dies_with_a_reason
     put(house.connect("maker"), "$queue/jobs", b"small")
     assert payloads(take(worker)) == [b"small"]
     house.advance(2)
+    reader = house.connect("reader")
+    join(reader, "$queue/dlq/jobs")
+    (letter,) = take(reader)
+    assert "maximum packet size" in facts(letter)["dead-description"]
+
+
+def test_a_message_that_became_too_large_for_its_consumer_fails_at_once() -> None:
+    house = QueueHouse([("jobs", {"retry_policy": {"max_retries": 0}})])
+    worker = house.connect_lasting("worker-1")
+    join(worker, "$queue/jobs", ack_mode="puback")
+    put(house.connect("maker"), "$queue/jobs", b"x" * 1000)
+    assert len(worker.messages()) == 1  # and no PUBACK
+    worker.drop()
+    house.connect_lasting("worker-1", maximum_packet_size=500)
     reader = house.connect("reader")
     join(reader, "$queue/dlq/jobs")
     (letter,) = take(reader)

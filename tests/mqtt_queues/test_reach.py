@@ -101,6 +101,20 @@ def test_a_name_and_a_wildcard_side_by_side_deliver_once_and_each_can_go(
     assert worker.take() == []
 
 
+def test_a_client_is_in_one_group_of_a_queue_and_is_told_when_it_changes(house: QueueHouse) -> None:
+    worker = house.connect_lasting("worker-1")
+    assert join(worker, "$queue/jobs") == (1, "")
+    reason, why = join(worker, "$queue/jobs/$group/other")
+    assert reason == 1
+    assert "takes the place of $queue/jobs:" in why and "'worker'" in why and "one client id" in why
+    house.crash()  # and the later one is what is kept
+    worker = house.connect_lasting("worker-1")
+    put(house.connect("maker"), "$queue/jobs", b"x")
+    (message,) = take(worker)
+    assert facts(message)["consumer-group"] == "other"
+    assert worker.unsubscribe("$queue/jobs", "$queue/jobs/$group/other") == [0x11, 0]
+
+
 def test_a_queue_is_not_shared_by_a_shared_subscription_but_by_its_groups(house: QueueHouse) -> None:
     reason, why = join(house.connect("worker-1"), "$share/g/$queue/jobs")
     assert (reason, "$group" in why) == (0x8F, True)
@@ -201,6 +215,39 @@ def test_a_captured_message_keeps_its_own_properties() -> None:
     join(worker, "$queue/temps")
     (message,) = take(worker)
     assert (facts(message)["a"], facts(message)["message-id"]) == ("1", "own")
+
+
+def test_ids_of_plain_publishes_are_those_of_their_topic() -> None:
+    house = capturing("sensors/#")
+    for _ in range(2):
+        device = house.connect("device")
+        for topic in ("sensors/1", "sensors/2"):
+            put(device, topic, b"x", wishes={"message-id": "1"})
+        assert (
+            house.depth("temps") == 2
+        )  # one of each: neither is taken for the other, and both are known again
+        house.crash()
+
+
+@pytest.mark.parametrize("type_", ["work", "compacted"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("priority", "high"), ("delay", "5"), ("deliver-at", "soon"), ("message-id", "x" * 1025)],
+)
+def test_a_plain_publish_is_not_refused_for_properties_that_mean_something_else(
+    type_: str, name: str, value: str
+) -> None:
+    house = QueueHouse()
+    config = {"name": "temps", "type": type_, "bindings": ["sensors/#"]}
+    put(house.connect("admin"), "$admin/queue/create", json.dumps(config).encode())
+    listener, worker = house.connect("listener"), house.connect("worker-1")
+    listener.subscribe("sensors/#")
+    join(worker, "$queue/temps")
+    assert put(house.connect("device"), "sensors/1", b"x", user=[(name, value), ("a", "1")]) == (0, "")
+    assert listener.payloads() == [b"x"]
+    (message,) = take(worker)
+    assert facts(message)["a"] == "1"
+    settle(worker, "ack", message)
 
 
 def test_a_will_can_be_captured_and_go_into_a_queue() -> None:

@@ -65,6 +65,16 @@ def test_a_client_takes_all_of_its_answers_with_one_filter(house: QueueHouse) ->
     assert asker.payloads() == [b"1", b"2"]
 
 
+@pytest.mark.parametrize("topic_filter", ["$queue/responses/#", "$queue/responses/+", "$queue/responses/+/1"])
+def test_nobody_takes_the_answers_of_all(house: QueueHouse, topic_filter: str) -> None:
+    asker, other = house.connect("asker"), house.connect("other")
+    asker.subscribe(TOPIC, qos=1)
+    reason, why = join(other, topic_filter)
+    assert (reason, "$queue/responses/<id>" in why) == (0x8F, True)
+    put(house.connect("worker"), TOPIC, b"42")
+    assert payloads(take(asker)) == [b"42"]
+
+
 def test_ten_thousand_small_answers_wait_and_no_more(house: QueueHouse) -> None:
     worker = house.connect("worker")
     for nth in range(10_000):

@@ -114,6 +114,5 @@ def test_what_was_settled_or_has_expired_is_found_in_old_remains_too() -> None:
     assert partition.expired(503 + BLOCK) == [3, 3 + BLOCK]
     assert partition.settled_before(1_000_004 + BLOCK) == [4, 4 + BLOCK]
     assert partition.first_since(1_000_005) == 3 + BLOCK
-    assert partition.oldest_time() == 1_000_003
     assert not partition.settle_one(4) or partition.left(4) <= 0
     assert partition.holes(3)[:2] == [(5, BLOCK - 2), (5 + BLOCK, BLOCK - 2)]

@@ -253,6 +253,19 @@ def test_messages_expire_after_the_time_of_their_queue(make: MakeEngine) -> None
     assert engine.ledger().expired == 1 and engine.dead_letters() == []
 
 
+def test_a_delay_does_not_use_up_the_time_that_the_queue_gives(make: MakeEngine) -> None:
+    engine = make(message_ttl=60.0)
+    worker = engine.worker()
+    engine.publish(b"next week", delay=7 * 86_400)
+    engine.publish(b"its own end", delay=120, ttl=100)
+    engine.publish(b"beyond what can be counted", delay=36_500 * 86_400)
+    engine.advance(seconds=7 * 86_400)
+    assert worker.payloads() == [b"next week"]
+    worker.leave()
+    engine.advance(seconds=61)
+    assert engine.depth() == 1 and engine.ledger().expired == 2
+
+
 def test_a_message_may_live_shorter_than_its_queue_says_but_not_longer(make: MakeEngine) -> None:
     engine = make(message_ttl=60.0)
     engine.group()

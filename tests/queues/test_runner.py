@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sluice.queues.runner import Runner
 from tests.queues.kit import EngineUnderTest, MemoryKeeper
 
 
@@ -95,7 +94,3 @@ def test_look_reads_what_is_kept_and_says_what_is_gone(engine: EngineUnderTest) 
     )
     engine.settle_down()
     assert found == [b"here", None]
-
-
-def test_the_runner_is_the_one_of_the_broker() -> None:
-    assert {"open", "begin_turn", "end_turn", "look", "when_kept", "close", "restore"} <= set(dir(Runner))

@@ -162,9 +162,6 @@ def test_user_properties_keep_their_order_and_their_repetitions() -> None:
     """[MQTT-3.3.2-18]"""
     found = read(user("b", "1") + user("a", "2") + user("b", "1") + user("", ""), PUBLISH)
     assert found.user == [("b", "1"), ("a", "2"), ("b", "1"), ("", "")]
-    assert found.user_value("b") == "1"
-    assert found.user_value("") == ""
-    assert found.user_value("c") is None
 
 
 @pytest.mark.parametrize("encoded", [b"\x80\x00", b"\x80\x80\x80\x80", b"\xff\xff\xff\xff\x01", b"\x80"])

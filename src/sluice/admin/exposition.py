@@ -23,7 +23,6 @@ from sluice.admin.service import AdminService
 from sluice.admin.views import NodeView, StoreGroupView, StoreView
 from sluice.metrics import LATENCY_BOUNDS
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 LINES_AT_ONCE: Final = 2000  # written before other askers get their turn
 
 # Name, type, help, and the figure.

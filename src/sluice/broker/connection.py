@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 NO_LIMIT: Final = 268_435_460  # the largest packet that MQTT can express
 FLUSH_AT: Final = 262_144  # bytes of output that are not kept until the end of the turn
+LONGEST_REASON: Final = 1024  # characters of a reason string
 REASON_STRING_COST: Final = (
     11  # at most: fixed header, length of the properties, identifier and length of the string
 )
@@ -359,6 +360,7 @@ class Connection(Deadline):
         for it [MQTT-3.2.2-19, 3.4.2-2, 3.9.2-1, 3.14.2-3]."""
         if not why or not self.explain or self.version != V5:
             return None
+        why = _as_reason(why)
         if self.peer_limit != NO_LIMIT and len(why.encode()) + size + REASON_STRING_COST > self.peer_limit:
             return None
         properties = Properties()
@@ -505,3 +507,14 @@ class Cutoff(Deadline):
     def lapsed(self) -> bool:
         connection = self._connection
         return connection.lost or connection.session is not None or connection.closing != self._closing
+
+
+def _as_reason(why: str) -> str:
+    """Words that quote what a client has sent, fit to be sent back: without what no MQTT string may hold. Of too many
+    the beginning stays, which says what is wrong, and the end, which says what to do."""
+    if len(why) > LONGEST_REASON:
+        half = LONGEST_REASON // 2
+        why = f"{why[: half - 1]} … {why[2 - half :]}"
+    if why.isprintable():
+        return why
+    return "".join([character if character.isprintable() else "?" for character in why])

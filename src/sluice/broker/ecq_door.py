@@ -14,11 +14,10 @@ from mypy_extensions import i64
 
 from sluice.broker.ecq_reader import OwnedDelivery, OwnedReader
 from sluice.broker.queue_reasons import reason_of, subscribe_reason_of
-from sluice.broker.queue_wishes import LAST_SECOND
 from sluice.broker.subscriptions import encode_identifiers
 from sluice.broker.turn import Turn
 from sluice.errors import InvalidQueueConfig, QueueError
-from sluice.message import Message
+from sluice.message import LAST_SECOND, Message
 from sluice.queues.engine import Engine
 from sluice.queues.owner import Owner
 from sluice.queues.start import time_of

@@ -48,7 +48,7 @@ class OwnedReader(Reader):
             out.write(message.props)
             packet.raw = out.getvalue()
             if message.expires:
-                packet.expires_at = float(message.expires)
+                packet.expires_at = message.ends_at()
         self.session.deliver_owned(OwnedDelivery(packet, self, seq))
 
 

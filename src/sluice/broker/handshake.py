@@ -20,7 +20,6 @@ from sluice.wire.reasons import (
     QOS_NOT_SUPPORTED,
     QUOTA_EXCEEDED,
     RETAIN_NOT_SUPPORTED,
-    SERVER_SHUTTING_DOWN,
     SERVER_UNAVAILABLE,
     SUCCESS,
     TOPIC_NAME_INVALID,
@@ -121,7 +120,8 @@ class Handshake:
     def _judge_at_once(self, packet: Connect, connection: Connection) -> tuple[int, str]:
         """What can be said before anybody looks at who it is."""
         if self._broker.stopping:
-            return SERVER_SHUTTING_DOWN, "this server is shutting down: connect to another one, or later"
+            # CONNACK knows no "shutting down" [MQTT-3.2.2-8].
+            return SERVER_UNAVAILABLE, "this server is shutting down: connect to another one, or later"
         if packet.properties.auth_method is not None:
             return (
                 BAD_AUTHENTICATION_METHOD,

@@ -199,7 +199,7 @@ class QueueConsumer(Consumer):
         """When a message ends by its publisher's wish, which travels with it; 0.0 when its end is the queue's own."""
         if ttl > 0.0 and message.expires >= int(float(message.enqueued_at) / 1000.0 + ttl):
             return 0.0
-        return float(message.expires)
+        return message.ends_at()
 
     def taken_away(self, lease: Lease) -> None:
         self.session.forget_lease(lease)

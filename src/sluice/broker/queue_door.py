@@ -35,7 +35,6 @@ from sluice.broker.queue_topics import (
 )
 from sluice.broker.queue_wishes import (
     LAST_MOMENT,
-    LAST_SECOND,
     MAX_ID,
     default_group,
     read_delay,
@@ -55,7 +54,7 @@ from sluice.errors import (
     UnknownDelivery,
     UnknownGroup,
 )
-from sluice.message import Message
+from sluice.message import LAST_SECOND, Message
 from sluice.queues.dead_letters import UNACCEPTABLE, bury_unborn
 from sluice.queues.delivery import Lease
 from sluice.queues.engine import Engine
@@ -237,6 +236,13 @@ class QueueDoor:
 
     def message_of(self, packet: Publish) -> Message:
         """A PUBLISH as a message: its properties go along unread, but for those that are for the queue."""
+        message = self._as_it_came(packet)
+        if packet.raw:
+            self._grant_wishes(message)
+        return message
+
+    def _as_it_came(self, packet: Publish) -> Message:
+        """The message without what it asks for, which is in `_wishes`."""
         message = Message(packet.payload, packet.raw)
         if packet.expires_at != 0.0:
             message.expires = min(int(packet.expires_at + 0.999), LAST_SECOND)
@@ -247,17 +253,32 @@ class QueueDoor:
             if wishes.begin >= 0:
                 message.id = wishes.id
                 message.props = without_ids(packet.raw, wishes)
-                if len(message.id) > MAX_ID:
-                    raise InvalidQueueConfig(
-                        f"message-id has {len(message.id)} bytes", f"Give at most {MAX_ID}"
-                    )
-            if wishes.priority:
-                message.priority = read_number("priority", wishes.priority.decode(), 0, 9)
-            if wishes.delay:
-                delay = self.engine.now + read_delay("delay", wishes.delay)
-                message.deliver_at = min(int(delay * 1000.0), LAST_MOMENT)
-            elif wishes.deliver_at:
-                message.deliver_at = read_moment(wishes.deliver_at)
+        return message
+
+    def _grant_wishes(self, message: Message) -> None:
+        wishes = self._wishes
+        if len(message.id) > MAX_ID:
+            raise InvalidQueueConfig(f"message-id has {len(message.id)} bytes", f"Give at most {MAX_ID}")
+        if wishes.priority:
+            message.priority = read_number("priority", wishes.priority.decode(), 0, 9)
+        if wishes.delay:
+            delay = self.engine.now + read_delay("delay", wishes.delay)
+            message.deliver_at = min(int(delay * 1000.0), LAST_MOMENT)
+        elif wishes.deliver_at:
+            message.deliver_at = read_moment(wishes.deliver_at)
+
+    def _copy_of(self, packet: Publish, queue: Queue) -> Message:
+        """A plain publish as a message. Who published it may never have heard of queues and have properties of these
+        names for other ends: what is of no use to the queue is no reason to refuse it."""
+        message = self._as_it_came(packet)
+        message.topic = packet.topic
+        if packet.raw and not queue.rules.compacted:
+            try:
+                self._grant_wishes(message)
+            except InvalidQueueConfig:
+                pass
+        if len(message.id) > MAX_ID:
+            message.id = b""
         return message
 
     def capture(self, packet: Publish, captures: list[Capture]) -> i64:
@@ -268,8 +289,7 @@ class QueueDoor:
             queue = self.engine.queues.get(capture.queue)
             if queue is None or not _has_headers(packet, capture.headers):
                 continue
-            message = self.message_of(packet)
-            message.topic = packet.topic
+            message = self._copy_of(packet, queue)
             if not queue.rules.schema or self._fits_schema(queue, message):
                 self.engine.publish(queue, message, None, 0)
             taken += 1

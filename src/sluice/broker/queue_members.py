@@ -54,6 +54,7 @@ class QueueMembers:
     ) -> tuple[int, str]:
         """Join a queue, or all that match: the granted QoS, or a reason and why."""
         options = Options(session, wishes)
+        told = ""
         known = parse_queue_topic(topic_filter)
         if known.verb == GROUP:
             options.set_group(known.rest.decode())
@@ -77,10 +78,11 @@ class QueueMembers:
             fault = fault_of_name(known.queue)
             if fault:
                 return TOPIC_FILTER_INVALID, fault
+            told = _supersede(session, topic_filter, known.queue, options.group)
             named = self._engine.queues.get(known.queue)
             self._join(session, topic_filter, named or self._open_queue(known.queue), qos, options)
         session.queue_requests[topic_filter] = (int(qos), wishes)
-        return int(qos), ""
+        return int(qos), told
 
     def _covers(self, topic_filter: bytes, name: str) -> bool:
         """Whether a wildcard means this queue. Dead letters are meant only by a filter that names them."""
@@ -205,3 +207,18 @@ class QueueMembers:
             self._engine.leave(consumer)
         session.by_queue = {}
         session.starving = None
+
+
+def _supersede(session: Session, topic_filter: bytes, queue: str, group: str) -> str:
+    """Another subscription to the same queue, by name, ends with this one; what to tell of it. Kept beside the new one
+    it would be a subscription that is there and gets nothing."""
+    before = session.by_queue.get(queue)
+    if before is None or before.topic_filter == topic_filter or has_wildcard(before.topic_filter):
+        return ""
+    session.queue_requests.pop(before.topic_filter, None)
+    if before.group_name == group:
+        return ""
+    return (
+        f"this takes the place of {before.topic_filter.decode()}: a client is in one group of a queue, and has left "
+        f"{before.group_name!r}. Use one client id for each group"
+    )

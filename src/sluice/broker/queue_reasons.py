@@ -19,7 +19,6 @@ from sluice.errors import (
 from sluice.wire.reasons import (
     IMPLEMENTATION_SPECIFIC_ERROR,
     NO_MATCHING_SUBSCRIBERS,
-    PACKET_TOO_LARGE,
     PAYLOAD_FORMAT_INVALID,
     QUOTA_EXCEEDED,
     TOPIC_FILTER_INVALID,
@@ -29,10 +28,10 @@ from sluice.wire.reasons import (
 
 def reason_of(error: QueueError) -> int:
     """The MQTT reason for a refusal."""
-    if isinstance(error, QueueFull | ResponsesFull | NoRoom):
+    # PUBACK and PUBREC know no "packet too large" [MQTT-3.4.2-1, 3.5.2-1]: clients that look hang up on it, and send
+    # the message again.
+    if isinstance(error, QueueFull | ResponsesFull | NoRoom | MessageTooLarge):
         return QUOTA_EXCEEDED
-    if isinstance(error, MessageTooLarge):
-        return PACKET_TOO_LARGE
     if isinstance(error, InvalidQueueName | UnknownQueue):
         return TOPIC_NAME_INVALID
     if isinstance(error, UnknownDelivery | UnknownGroup):

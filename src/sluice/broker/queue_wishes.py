@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 MAX_ID: Final = 1024  # bytes of a publisher's own message id
 LONGEST_DELAY: Final = 36_500 * 86_400.0
-LAST_SECOND: Final = 0xFFFF_FFFF  # times to live end in 2106, where the store's count of seconds does
-LAST_MOMENT: Final = 253_402_300_799_000  # and delays with the year 9999, in milliseconds
+LAST_MOMENT: Final = 253_402_300_799_000  # delays end with the year 9999, in milliseconds
 
 
 class Options:

@@ -20,7 +20,7 @@ from sluice.broker.session import Session
 from sluice.clock import Deadline
 from sluice.errors import QueueError
 from sluice.wire.packets import Publish
-from sluice.wire.reasons import ADMINISTRATIVE_ACTION, SESSION_TAKEN_OVER
+from sluice.wire.reasons import SESSION_TAKEN_OVER
 
 NEVER: Final = 0xFFFF_FFFF  # a session expiry interval that does not expire
 
@@ -91,14 +91,6 @@ class Registry:
     def is_connected(self, client_id: str) -> bool:
         session = self.sessions.get(client_id)
         return session is not None and session.connection is not None
-
-    def kick(self, client_id: str) -> bool:
-        """An operator ends a client's connection; whether there was one."""
-        session = self.sessions.get(client_id)
-        if session is None or session.connection is None:
-            return False
-        session.connection.end(ADMINISTRATIVE_ACTION, "an operator has ended this connection")
-        return True
 
     def expired(self, session: Session) -> None:
         self._router.counters.sessions_expired += 1

@@ -298,8 +298,7 @@ class Session(Publisher):
         delivery.lease = lease
         delivery.token = lease.token
         self.held_bytes += delivery.size
-        if not self._start(delivery, connection):
-            self.router.hand_back(lease)
+        self._start(delivery, connection)
 
     def lease_sent(self, size: i64, packet_id: i64, consumer: QueueConsumer, lease: Lease) -> None:
         """A message from a queue has just been written to the line, `size` bytes in all."""
@@ -319,13 +318,12 @@ class Session(Publisher):
         return self.window - self.inflight.count
 
     def deliver_owned(self, delivery: OwnedDelivery) -> None:
-        """Send a value of an exclusive queue to its owner, who has room. One that it can never take is done with."""
+        """Send a value of an exclusive queue to its owner, who has room."""
         connection = self.connection
         if connection is None:
             return
         self.held_bytes += delivery.size
-        if not self._start(delivery, connection):
-            self.router.take_owned(delivery)
+        self._start(delivery, connection)
 
     def deliver_far(self, delivery: FarDelivery) -> None:
         """Send a message that came over a leg, or keep it until it can be sent. It is never dropped for want of room:
@@ -405,10 +403,16 @@ class Session(Publisher):
         return False
 
     def _give_up(self, delivery: Delivery) -> None:
-        """It cannot be delivered: too late, too large, or one too many."""
+        """It cannot be delivered: too late, too large, or one too many. What a queue gave goes back to it; a value that
+        its owner can never take is done with."""
         self._let_go(delivery)
         self._drop()
-        if isinstance(delivery, FarDelivery):
+        lease = delivery.lease
+        if lease is not None:
+            self.router.hand_back(lease)
+        elif isinstance(delivery, OwnedDelivery):
+            self.router.take_owned(delivery)
+        elif isinstance(delivery, FarDelivery):
             delivery.leg.acknowledged(delivery, PACKET_TOO_LARGE)
 
     def _let_go(self, delivery: Delivery) -> None:

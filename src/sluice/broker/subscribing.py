@@ -204,6 +204,12 @@ def _judge(session: Session, request: SubscriptionRequest) -> tuple[int, str]:
             TOPIC_FILTER_INVALID,
             "an exclusive queue is not shared: its owner subscribes to $ECQ/<client>/#",
         )
+    if inner.startswith((b"$queue/responses/+", b"$queue/responses/#")) and session.router.door is not None:
+        # Answers have one consumer: this one would take them from all who have asked.
+        return (
+            TOPIC_FILTER_INVALID,
+            "name whose responses they are: $queue/responses/<id> or $queue/responses/<id>/#",
+        )
     count = len(session.subscriptions) + len(session.queue_requests)
     known = topic_filter in session.subscriptions or topic_filter in session.queue_requests
     if count >= limits.max_subscriptions and not known:

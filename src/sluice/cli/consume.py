@@ -25,19 +25,9 @@ from sluice.cli.output import FAINT, WARN, styled
 from sluice.cli.remote import Visit, command
 from sluice.cli.wording import duration, plural, size
 from sluice.client import Client, ClientError, Confirm, Message, PublishRefused, SubscribeRefused
+from sluice.client.delivery import FACTS
 
 PREFETCH: Final = 100
-# What the broker says about a delivery; the rest are the publisher's own properties.
-_ABOUT: Final = (
-    "message-id",
-    "queue",
-    "consumer-group",
-    "partition",
-    "sequence",
-    "attempt",
-    "enqueued-at",
-    "delivery-token",
-)
 
 
 def add_to(root: typer.Typer, panel: str) -> None:
@@ -216,8 +206,8 @@ async def _give_back(visit: Visit, client: Client, taking: Taking) -> None:
 def _story(message: Message) -> dict[str, str]:
     """What the broker wrote on the delivery: it stands before what the publisher wrote."""
     story: dict[str, str] = {}
-    for name, value in message.properties.user[: len(_ABOUT)]:
-        if name in _ABOUT:
+    for name, value in message.properties.user[: len(FACTS)]:
+        if name in FACTS:
             story.setdefault(name, value)
     return story
 

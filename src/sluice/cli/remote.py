@@ -31,8 +31,12 @@ class Visit:
     def __init__(self, where: Where, as_json: bool) -> None:
         self.where = where
         self.out = Output(as_json)
-        self.now = time.time()
         self._api: Api | None = None
+
+    @property
+    def now(self) -> float:
+        """When the answer is shown, not when the command began: so that "in 3 s" agrees with what the broker says."""
+        return time.time()
 
     @property
     def api(self) -> Api:

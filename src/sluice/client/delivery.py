@@ -12,6 +12,8 @@ from sluice.wire.properties import Properties
 
 Reason = Literal["delivery-error", "unacceptable"]
 
+LONGEST_DESCRIPTION: Final = 0x7FFF  # bytes: more is not kept with a dead letter
+
 # What the broker writes on each delivery, in this order and in front of what the publisher wrote.
 FACTS: Final = (
     "message-id",
@@ -168,4 +170,10 @@ class Delivery:
 
 
 def _described(description: str) -> list[tuple[str, str]]:
-    return [("description", description)] if description else []
+    return [("description", plain_text(description))] if description else []
+
+
+def plain_text(description: str) -> str:
+    """Words for people, as far as MQTT can carry them: how it failed must not be why nobody hears of it."""
+    text = description.replace("\0", " ").encode("utf-8", "replace")
+    return text[:LONGEST_DESCRIPTION].decode("utf-8", "ignore")

@@ -48,7 +48,7 @@ _ADVICE: Final[dict[int, str]] = {
     reasons.NOT_AUTHORIZED: "Ask for access, or use other credentials",
     reasons.SESSION_TAKEN_OVER: "Another client connected with this client_id: give each client its own",
     reasons.PACKET_TOO_LARGE: "Send smaller messages, or raise the server's limit",
-    reasons.QUOTA_EXCEEDED: "Slow down, or raise the server's limit",
+    reasons.QUOTA_EXCEEDED: "Send less or more slowly, or raise the server's limit",
     reasons.SERVER_BUSY: "Try again later",
     reasons.SERVER_UNAVAILABLE: "Try again later",
 }

@@ -25,7 +25,25 @@ LARGEST_PACKET = 268_435_455 + 5
 
 
 def user_pairs(user: UserProperties) -> list[tuple[str, str]]:
-    return list(user.items()) if isinstance(user, Mapping) else list(user)
+    pairs = list(user.items()) if isinstance(user, Mapping) else list(user)
+    for name, value in pairs:
+        check_text(name)
+        check_text(value)
+    return pairs
+
+
+def check_text(text: str) -> None:
+    """Refuse what no packet can carry. Sent all the same, it would cost the whole connection."""
+    if len(text) > 0x3FFF or not text.isascii() or "\0" in text:
+        try:
+            fits = len(text.encode()) <= 0xFFFF and "\0" not in text
+        except UnicodeEncodeError:
+            fits = False
+        if not fits:
+            raise Unsupported(
+                f"a property of {len(text):,} characters that begins {text[:40]!r} fits no packet",
+                "Give at most 65,535 bytes of UTF-8 without the character U+0000",
+            )
 
 
 @dataclass(slots=True)

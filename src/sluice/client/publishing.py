@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from sluice.client.errors import Unsupported
-from sluice.client.options import UserProperties, user_pairs
+from sluice.client.options import UserProperties, check_text, user_pairs
 from sluice.wire.packets import V5, Publish, publish_with
 from sluice.wire.properties import Properties
 
@@ -62,6 +62,9 @@ def _joined(given: PublishProperties) -> Properties:
     joined.user = [*base.user, *user_pairs(given.get("user") or ())]
     joined.content_type = _first(given.get("content_type"), base.content_type)
     joined.response_topic = _first(given.get("response_topic"), base.response_topic)
+    for text in (joined.content_type, joined.response_topic):
+        if text is not None:
+            check_text(text)
     data = given.get("correlation_data")
     joined.correlation_data = base.correlation_data if data is None else data
     form = given.get("payload_format")

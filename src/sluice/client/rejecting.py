@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from sluice.client.client import Client
-from sluice.client.delivery import Reason
+from sluice.client.delivery import Reason, plain_text
 from sluice.client.envelope import (
     ORIGINAL_MESSAGE_TYPE,
     ORIGINAL_TOPIC,
@@ -123,7 +123,7 @@ class Rejections:
             ORIGINAL_MESSAGE_TYPE: kind or "bytes",
         }
         if description:
-            told[REJECTION_MESSAGE] = description
+            told[REJECTION_MESSAGE] = plain_text(description)
         return told
 
     async def _send(self, producer: Producer, message: Message, metadata: dict[str, str]) -> None:

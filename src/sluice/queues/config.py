@@ -19,6 +19,8 @@ from sluice.queues.names import DEAD_LETTERS, fault_of_name
 from sluice.queues.rules import ANY_ORDER, DEAD_LETTER, DROP_OLDEST, PER_KEY, REJECT, STRICT, Rules
 
 YEAR: Final = 31_536_000.0
+KEPT_RETRIES: Final = 2**31  # of what is in a dead-letter queue: so many that it does not die again
+KEPT_TIMEOUT: Final = 100 * YEAR
 ORDERINGS: Final = {"none": ANY_ORDER, "partition": PER_KEY, "strict": STRICT}
 OVERFLOWS: Final = {"reject": REJECT, "drop-oldest": DROP_OLDEST, "dead-letter": DEAD_LETTER}
 
@@ -147,9 +149,14 @@ class QueueConfig(Section):
         rules.total_timeout = retry.total_timeout
         rules.jitter = retry.jitter
         dlq = self.dlq_config
-        rules.dlq_enabled = dlq.enabled
         rules.dlq_name = dlq.topic or DEAD_LETTERS + self.name
-        rules.invalid_name = dlq.invalid_topic or ""
+        rules.dlq_enabled = dlq.enabled and rules.dlq_name != self.name
+        if dlq.enabled and not rules.dlq_enabled:
+            # A template named one place for the dead of all queues, and this is it. Letters that came back as letters
+            # of their own would go round for ever, and letters that died would be lost: they are kept, as in dlq/...
+            rules.max_retries = KEPT_RETRIES
+            rules.total_timeout = KEPT_TIMEOUT
+        rules.invalid_name = dlq.invalid_topic if dlq.invalid_topic and dlq.invalid_topic != self.name else ""
         rules.alert_webhook = dlq.alert_webhook or ""
         limits = self.limits
         rules.max_message_size = limits.max_message_size
@@ -199,7 +206,7 @@ def _shown(model: BaseModel) -> dict[str, object]:
 
 # Where a dead-letter queue differs: what is in it is not thrown away by itself, however often it is looked at.
 DEAD_LETTER_DEFAULTS: Final[dict[str, object]] = {
-    "retry_policy": {"max_retries": 2**31, "total_timeout": "36500d"},
+    "retry_policy": {"max_retries": KEPT_RETRIES, "total_timeout": show_duration(KEPT_TIMEOUT)},
     "dlq_config": {"enabled": False},
     "limits": {"message_ttl": "0s"},
 }

@@ -20,7 +20,16 @@ from typing import Final
 from mypy_extensions import i64
 
 from sluice.errors import MessageTooLarge, NoRoom, StoreUnavailable, UnknownQueue
-from sluice.message import COMPRESSED, DELAYED, PRIORITY_BITS, TARGETED, Message, encode_start, fnv1a32
+from sluice.message import (
+    COMPRESSED,
+    DELAYED,
+    LAST_SECOND,
+    PRIORITY_BITS,
+    TARGETED,
+    Message,
+    encode_start,
+    fnv1a32,
+)
 from sluice.queues import compaction, dead_letters, dispatch, lifecycle, reading, removal, settling
 from sluice.queues import journal as notes
 from sluice.queues.batches import Batches
@@ -147,7 +156,8 @@ class Engine:
         if size > rules.max_message_size:
             queue.refused += 1
             raise MessageTooLarge(queue.name, int(size), int(rules.max_message_size))
-        if message.id and queue.seen(message.id, self.now):
+        name = message.known_by() if message.id else b""
+        if name and queue.seen(name, self.now):
             queue.duplicates += 1
         else:
             if rules.compacted:
@@ -157,8 +167,8 @@ class Engine:
                     removal.append_within(self, queue, message)
                 else:
                     self.append(queue, message, 0)
-            if message.id:
-                queue.remember(message.id, self.now)
+            if name:
+                queue.remember(name, self.now)
         if publisher is not None:
             self.journal.add_receipt(publisher, tag)
 
@@ -189,17 +199,20 @@ class Engine:
         rules = queue.rules
         now_ms: i64 = int(self.now * 1000.0)
         message.enqueued_at = now_ms
-        expires = message.expires
-        if rules.message_ttl > 0.0:
-            latest: i64 = int(self.now + rules.message_ttl + 0.999)
-            if expires == 0 or expires > latest:
-                expires = latest
-        message.expires = expires
         flags: i64 = message.priority & PRIORITY_BITS
         time = now_ms
+        due = self.now
         if message.deliver_at > now_ms:
             flags |= DELAYED
             time = message.deliver_at
+            due = float(time) / 1000.0
+        expires = message.expires
+        if rules.message_ttl > 0.0:
+            # Counted from when it is due: else a delay longer than that would be acknowledged and never delivered.
+            latest: i64 = min(int(due + rules.message_ttl + 0.999), LAST_SECOND)
+            if expires == 0 or expires > latest:
+                expires = latest
+        message.expires = expires
         left: i64 = len(partition.cursors)
         seq = partition.next
         if target:

@@ -350,11 +350,6 @@ class Partition:
             at = live + 1
         return found
 
-    def oldest_time(self) -> i64:
-        """When its oldest message came, in milliseconds."""
-        seq = self.first_live(0)
-        return self.time(seq) if seq < self.next else 0x7FFF_FFFF_FFFF
-
     def first_since(self, time: i64) -> i64:
         """The first message of `time` (in milliseconds) or later; `next` when there is none."""
         for blocks in (self._packs, self._blocks):

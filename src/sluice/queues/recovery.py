@@ -192,7 +192,7 @@ class EngineLoader:
         if target:
             pass_by_others(partition, record.seq, target)
         if message.id:
-            queue.remember(message.id, float(message.enqueued_at) / 1000.0)
+            queue.remember(message.known_by(), float(message.enqueued_at) / 1000.0)
 
     # ---- notes
 

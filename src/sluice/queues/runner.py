@@ -134,9 +134,6 @@ class Runner:
 
     # ---- turns
 
-    def begin_turn(self, now: float) -> None:
-        self.engine.now = now
-
     def end_turn(self) -> None:
         """What came in during this turn of the loop is complete: offer, read and commit."""
         if self._frozen:

@@ -76,6 +76,7 @@ class QueueService:
     def create(self, given: object) -> Queue:
         """A queue from its configuration, which names it."""
         config = read_config(given, partitions=self._partitions)
+        _check_channels(config, None)
         rules = config.rules()
         self._check_schema(rules)
         self._check_webhook(rules)
@@ -113,6 +114,7 @@ class QueueService:
         fault = _forbidden(before, after)
         if fault:
             raise InvalidQueueConfig(f"queue {name!r} cannot be changed so: {fault}")
+        _check_channels(after, before)
         rules = after.rules()
         self._check_schema(rules)
         self._check_webhook(rules)
@@ -188,6 +190,17 @@ class QueueService:
                 for consumer in group.consumers
             ],
         }
+
+
+def _check_channels(config: QueueConfig, before: QueueConfig | None) -> None:
+    """A queue is no place for its own dead: they would come round again, as new messages, for ever."""
+    after = (config.dlq_config.topic, config.dlq_config.invalid_topic)
+    kept = (before.dlq_config.topic, before.dlq_config.invalid_topic) if before is not None else (None, None)
+    for key, name, was in zip(("topic", "invalid_topic"), after, kept, strict=True):
+        if name == config.name and name != was:  # a template may have said so: see `QueueConfig.rules`
+            raise InvalidQueueConfig(
+                f"dlq_config.{key} names the queue itself", "Name another queue, or leave it out"
+            )
 
 
 def _forbidden(before: QueueConfig, after: QueueConfig) -> str:

@@ -63,11 +63,9 @@ class Publish(Packet):
         self.expiry: i64 = -1  # message expiry interval in seconds; -1: never
         self.alias: i64 = 0
         self.subscription_ids: list[int] | None = None
-        # The broker's own notes, beside the packet: when it stops being worth delivering, and QoS 0 encodings shared
-        # by all receivers of a fan-out.
-        self.expires_at: float = 0.0
-        self.shared5: bytes = b""
-        self.shared4: bytes = b""
+        self.expires_at: float = (
+            0.0  # the broker's own note beside the packet: when its time is over; 0.0: never
+        )
 
     def properties(self) -> Properties:
         """All properties of this packet, decoded: for whoever asks, never on the path of a message."""

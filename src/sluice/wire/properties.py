@@ -129,13 +129,6 @@ class Properties:
                 found[name] = value
         return found
 
-    def user_value(self, name: str) -> str | None:
-        """The first user property called `name`."""
-        for key, value in self.user:
-            if key == name:
-                return value
-        return None
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Properties) and self.present() == other.present()
 
