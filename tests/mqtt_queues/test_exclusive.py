@@ -104,7 +104,7 @@ def test_a_value_that_is_too_large_or_one_key_too_many_is_refused(house: QueueHo
     rules.max_keys = 1
     writer = house.connect("writer")
     reason, why = put(writer, "$ECQ/w/car-1/a", b"x" * 11)
-    assert reason == 0x97 and "11 bytes is larger than the 10" in why and "ecq.max_message_size" in why
+    assert reason == 0x95 and "11 bytes is larger than the 10" in why and "ecq.max_message_size" in why
     assert house.engine.exclusive.owners == {}
     assert put(writer, "$ECQ/w/car-1/a", b"x") == (0, "")
     reason, why = put(writer, "$ECQ/w/car-1/b", b"x")

@@ -19,6 +19,7 @@ from sluice.errors import (
 from sluice.wire.reasons import (
     IMPLEMENTATION_SPECIFIC_ERROR,
     NO_MATCHING_SUBSCRIBERS,
+    PACKET_TOO_LARGE,
     PAYLOAD_FORMAT_INVALID,
     QUOTA_EXCEEDED,
     TOPIC_FILTER_INVALID,
@@ -28,10 +29,10 @@ from sluice.wire.reasons import (
 
 def reason_of(error: QueueError) -> int:
     """The MQTT reason for a refusal."""
-    # PUBACK and PUBREC know no "packet too large" [MQTT-3.4.2-1, 3.5.2-1]: clients that look hang up on it, and send
-    # the message again.
-    if isinstance(error, QueueFull | ResponsesFull | NoRoom | MessageTooLarge):
+    if isinstance(error, QueueFull | ResponsesFull | NoRoom):
         return QUOTA_EXCEEDED
+    if isinstance(error, MessageTooLarge):
+        return PACKET_TOO_LARGE  # not one of PUBACK's own reasons, but the one that says it
     if isinstance(error, InvalidQueueName | UnknownQueue):
         return TOPIC_NAME_INVALID
     if isinstance(error, UnknownDelivery | UnknownGroup):
