@@ -17,4 +17,5 @@ async def test_nodes_killed_paused_cut_off_and_restarted_lose_nothing_and_keep_o
     said: list[str] = []
     await rampage(redis_folder / "chaos", 1.0, 1, "etcd", said.append)
     assert "all of them came" in "\n".join(said)
+    assert "each by the last owner" in "\n".join(said)
     assert {"killed", "paused", "cut off", "stopped"} <= {one.split(":")[0] for one in said}
