@@ -204,7 +204,7 @@ class Chaos:
             await asyncio.gather(*(client.publish(f"$queue/{queue}", b"", qos=1) for queue in PROBES))
 
 
-async def measure_hop(nodes: ProxiedNodes) -> float:
+async def measure_hop(nodes: ProxiedNodes, hops: int) -> float:
     """What a publish to a queue of another node takes longer than one to a queue of this node, at the median."""
     owners = {one["cell"]: one["node"] for one in nodes.cluster("one")["cells"]}
     here = next(f"near-{n}" for n in range(999) if owners[cell_of_queue(f"near-{n}", CELLS)] == "one")
@@ -212,7 +212,7 @@ async def measure_hop(nodes: ProxiedNodes) -> float:
     me = next(f"hopper-{n}" for n in range(999) if owners[cell_of(f"hopper-{n}", CELLS)] == "one")
     async with Client(port=nodes.port("one"), client_id=me) as client:
         times: dict[str, list[float]] = {here: [], there: []}
-        for _ in range(HOPS):
+        for _ in range(hops):
             for queue, taken in times.items():
                 began = time.perf_counter()
                 await client.publish(f"$queue/{queue}", b"x" * 100, qos=1)
@@ -231,7 +231,7 @@ def check_epochs(folder: Path, late: int, say: Callable[[str], None]) -> None:
 
 
 async def rampage(
-    folder: Path, seconds: float, seed: int, coordinator: str, say: Callable[[str], None]
+    folder: Path, seconds: float, seed: int, coordinator: str, say: Callable[[str], None], hops: int = HOPS
 ) -> list[str]:
     """What was broken of what is promised; nothing, when all is well."""
     with ExitStack() as stack:
@@ -246,8 +246,8 @@ async def rampage(
         await asyncio.gather(*(asyncio.to_thread(nodes.start, name) for name in NAMES))
         chaos = Chaos(nodes, seed, say)
         await chaos.settled()
-        hop = await measure_hop(nodes)
-        say(f"a hop to another node adds {hop * 1000:.2f} ms to a publish (median of {HOPS})")
+        hop = await measure_hop(nodes, hops)
+        say(f"a hop to another node adds {hop * 1000:.2f} ms to a publish (median of {hops})")
         await chaos.run(seconds)
         client = redis.client()
         late = refused(client)

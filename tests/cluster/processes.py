@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -67,8 +67,10 @@ class Nodes:
 class Work:
     """Publishers and workers at every node, on several queues. `check` is what a cluster promises."""
 
-    def __init__(self, nodes: Nodes, names: Sequence[str], queues: int = 4, keys: int = 3) -> None:
-        self._ports = [nodes.port(name) for name in names]
+    def __init__(
+        self, nodes: Nodes | Mapping[str, int], names: Sequence[str], queues: int = 4, keys: int = 3
+    ) -> None:
+        self._ports = [nodes.port(name) if isinstance(nodes, Nodes) else nodes[name] for name in names]
         self._prefix = f"work{time.monotonic_ns()}"
         self._queues = [f"{self._prefix}/{nth}" for nth in range(queues)]
         self._keys = keys
