@@ -7,13 +7,13 @@ import importlib.util
 import json
 import os
 import shutil
-import signal
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 from tests.redis_process import free_port
+from tests.server_process import ServerProcess
 from tests.services import need_program
 
 PATIENCE_SECONDS = 30.0
@@ -29,17 +29,17 @@ def etcd_program() -> str:
     return need_program("etcd")
 
 
-class EtcdProcess:
+class EtcdProcess(ServerProcess):
     """One member. It can be killed, paused and started again with what it has on disk."""
 
     def __init__(self, directory: Path, name: str = "one") -> None:
+        super().__init__()
         self.name = name
         self.directory = directory
         self.port = free_port()
         self.peer_port = free_port()
         self.endpoint = f"127.0.0.1:{self.port}"
         self.members: list[EtcdProcess] = [self]
-        self._process: subprocess.Popen[bytes] | None = None
 
     def launch(self) -> EtcdProcess:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -92,23 +92,6 @@ class EtcdProcess:
             return answer
         finally:
             connection.close()
-
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    def pause(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
-
-    def stop(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self.kill()
 
 
 def make_members(folder: Path, count: int) -> list[EtcdProcess]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import subprocess
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from tests.server_process import ServerProcess
 from tests.services import need_redis, packed_redis
 
 PATIENCE_SECONDS = 30.0
@@ -22,10 +22,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class RedisProcess:
+class RedisProcess(ServerProcess):
     """Keeps everything it confirms (appendfsync always) unless told otherwise. It can be killed and started again."""
 
     def __init__(self, directory: Path, port: int = 0, program: str = "", **settings: str) -> None:
+        super().__init__()
         self.directory = directory
         self._program = program
         self.port = port or free_port()
@@ -40,7 +41,6 @@ class RedisProcess:
             "dir": str(directory),
             **{name.replace("_", "-"): value for name, value in settings.items()},
         }
-        self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> RedisProcess:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -70,28 +70,6 @@ class RedisProcess:
         self._settings["tls-port"] = self._settings["port"]
         self._settings["port"] = "0"
         self.url = f"rediss://127.0.0.1:{self.port}?ssl_ca_certs={authority}"
-
-    def is_dead(self) -> bool:
-        return self._process is None or self._process.poll() is not None
-
-    def kill(self) -> None:
-        """kill -9."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    def pause(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
-
-    def stop(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
 
 
 SLOTS = 16384

@@ -55,6 +55,9 @@ def serve(settings: Settings) -> None:
     if settings.cluster.coordinator == "off":
         uvloop.run(run(settings))
     else:
+        # gRPC reads this when it is imported. With event engines each message wakes two threads more at both ends,
+        # which costs nearly as much again; without them the thread that waits for gRPC looks at the sockets itself.
+        os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
         from sluice import clustered  # gRPC and all that, for those who are not alone
 
         uvloop.run(clustered.run(settings))

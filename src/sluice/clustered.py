@@ -30,6 +30,7 @@ from sluice.app import (
     ready_line,
 )
 from sluice.broker.broker import Broker
+from sluice.broker.crowd import Crowd
 from sluice.broker.listener import Door
 from sluice.broker.sys_topics import SysTopics
 from sluice.cluster.cell import Cell
@@ -101,6 +102,7 @@ class ClusterServer:
         self.cells = Cells(self.node, self.coordinator, self._make_broker, self._open_house)
         self._limits = limits_from(settings)
         self._limits.last_descriptor = allow_many_connections()
+        self._crowd = Crowd(self._limits)  # of all cells: who sets a limit means the node
         self._lobby = self._make_broker()  # no client comes in here: it has the node's own timer
         self._watch = Watch(
             self.lines, self.coordinator, settings.cluster.heartbeat, settings.cluster.silence
@@ -242,7 +244,7 @@ class ClusterServer:
         return [one.cell.broker for one in self.cells.open.values()]
 
     def _make_broker(self) -> Broker:
-        return Broker(self._loop, self._limits, self.gate, log_event)
+        return Broker(self._loop, self._limits, self.gate, log_event, crowd=self._crowd)
 
     async def _open_house(self, number: int, cell: Cell, seize: bool, failed: Callable[[], None]) -> House:
         house = House(self._settings, cell.broker, failed, Place(number, seize))

@@ -29,6 +29,7 @@ from sluice.broker.queue_door import QueueDoor
 from sluice.broker.responses import Responses
 from sluice.broker.scheduler import Repeated
 from sluice.clock import steady_time
+from sluice.cluster.placement import cell_of_queue
 from sluice.config import Settings
 from sluice.errors import BrokerBroken, ConfigError, InvalidQueueConfig
 from sluice.logs import hide_secrets
@@ -46,7 +47,7 @@ from sluice.store.embedded.store import EmbeddedStore
 from sluice.store.memory import MemoryStore
 from sluice.store.protocol import Store
 from sluice.wire import decode as wire_decode
-from sluice.wire.topics import matches
+from sluice.wire.topics import has_wildcard, matches
 
 if TYPE_CHECKING:
     from sluice.queues.meaning import QueueMeaning
@@ -403,6 +404,8 @@ def check_templates(settings: Settings, fault_of_webhook: Callable[[str], str]) 
             fault = fault_of_schema(rules.schema) if rules.schema else ""
             if not fault and rules.alert_webhook:
                 fault = fault_of_webhook(rules.alert_webhook)
+            if not fault and settings.cluster.coordinator != "off":
+                fault = _misplaced(template.match, rules, settings.cluster.cells)
         except InvalidQueueConfig as error:
             fault = str(error)
         if fault:
@@ -410,6 +413,21 @@ def check_templates(settings: Settings, fault_of_webhook: Callable[[str], str]) 
                 f"queues.templates: the one for {template.match!r} cannot be used: {fault}",
                 "Mend the template",
             )
+
+
+def _misplaced(match: str, rules: Rules, cells: int) -> str:
+    """A message moves to its dead letters in one step of one store: in a cluster they must lie with its queue. `rules`
+    are those of a queue that is called `any`."""
+    is_for_one = not has_wildcard(match.encode())
+    for name in (rules.dlq_name if rules.dlq_enabled else "", rules.invalid_name):
+        if not name or name == "dlq/any":
+            continue
+        if not is_for_one or cell_of_queue(name, cells) != cell_of_queue(match, cells):
+            return (
+                f"dlq_config names {name!r}, which does not lie in the cell of every queue that the template is for. "
+                "Leave the name out: dead letters then go to dlq/<queue>, which lies with its queue"
+            )
+    return ""
 
 
 def exclusive_rules(settings: Settings) -> ExclusiveRules:

@@ -1,8 +1,9 @@
 """Three real nodes under load while a random one is killed, paused, cut off or restarted, over and over.
 
-Promised, and checked: nothing that was confirmed is lost, and each key comes in its order. Measured: how long after the
-deed every queue takes publishes again through the nodes that are left (recovery), how long it takes until every cell is
-where it should be after a node has come back (rebalance), and what a hop to another node adds to a publish.
+Promised, and checked: nothing that was confirmed is lost, each key comes in its order, and at no time did two owners
+write to a cell (`epochs`). Measured: how long after the deed every queue takes publishes again through the nodes that
+are left (recovery), how long it takes until every cell is where it should be after a node has come back (rebalance),
+and what a hop to another node adds to a publish.
 
 A node that is cut off keeps its clients and its Redis: it loses the other nodes and the coordinator.
 """
@@ -26,6 +27,7 @@ import httpx
 
 from sluice.client import Backoff, Client, ConnectFailed
 from sluice.cluster.placement import cell_of, cell_of_queue
+from tests.cluster.epochs import Epochs, refused
 from tests.cluster.processes import CELLS, Nodes, Work
 from tests.etcd_process import EtcdProcess
 from tests.fault_proxy import FaultProxy
@@ -202,7 +204,7 @@ class Chaos:
             await asyncio.gather(*(client.publish(f"$queue/{queue}", b"", qos=1) for queue in PROBES))
 
 
-async def measure_hop(nodes: ProxiedNodes) -> float:
+async def measure_hop(nodes: ProxiedNodes, hops: int) -> float:
     """What a publish to a queue of another node takes longer than one to a queue of this node, at the median."""
     owners = {one["cell"]: one["node"] for one in nodes.cluster("one")["cells"]}
     here = next(f"near-{n}" for n in range(999) if owners[cell_of_queue(f"near-{n}", CELLS)] == "one")
@@ -210,7 +212,7 @@ async def measure_hop(nodes: ProxiedNodes) -> float:
     me = next(f"hopper-{n}" for n in range(999) if owners[cell_of(f"hopper-{n}", CELLS)] == "one")
     async with Client(port=nodes.port("one"), client_id=me) as client:
         times: dict[str, list[float]] = {here: [], there: []}
-        for _ in range(HOPS):
+        for _ in range(hops):
             for queue, taken in times.items():
                 began = time.perf_counter()
                 await client.publish(f"$queue/{queue}", b"x" * 100, qos=1)
@@ -218,8 +220,18 @@ async def measure_hop(nodes: ProxiedNodes) -> float:
     return statistics.median(times[there]) - statistics.median(times[here])
 
 
+def check_epochs(folder: Path, late: int, say: Callable[[str], None]) -> None:
+    found = Epochs().read(folder)
+    assert not found.faults, f"two owners have written: {found.faults[:10]}"
+    assert found.writes and len(found.taken) == CELLS, "Redis has not written down what was to be proven"
+    say(
+        f"{found.writes} writes by {found.taken.total()} owners of {CELLS} cells, each by the last owner that its cell"
+        f" had; {late} of former owners were refused"
+    )
+
+
 async def rampage(
-    folder: Path, seconds: float, seed: int, coordinator: str, say: Callable[[str], None]
+    folder: Path, seconds: float, seed: int, coordinator: str, say: Callable[[str], None], hops: int = HOPS
 ) -> list[str]:
     """What was broken of what is promised; nothing, when all is well."""
     with ExitStack() as stack:
@@ -234,9 +246,13 @@ async def rampage(
         await asyncio.gather(*(asyncio.to_thread(nodes.start, name) for name in NAMES))
         chaos = Chaos(nodes, seed, say)
         await chaos.settled()
-        hop = await measure_hop(nodes)
-        say(f"a hop to another node adds {hop * 1000:.2f} ms to a publish (median of {HOPS})")
+        hop = await measure_hop(nodes, hops)
+        say(f"a hop to another node adds {hop * 1000:.2f} ms to a publish (median of {hops})")
         await chaos.run(seconds)
+        client = redis.client()
+        late = refused(client)
+        client.close()
+    check_epochs(redis.directory, late, say)
     faults = []
     for deed, found in sorted(chaos.recoveries.items()):
         say(

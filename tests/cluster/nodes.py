@@ -9,6 +9,7 @@ from typing import Any
 
 from sluice.broker.access import Anonymous
 from sluice.broker.broker import Broker
+from sluice.broker.crowd import Crowd
 from sluice.broker.limits import Limits
 from sluice.client import Backoff, Client
 from sluice.cluster.cell import Cell
@@ -50,10 +51,11 @@ class MemoryNode:
         self.houses: dict[int, House] = {}
         self.clients: list[LocalEnd] = []
         self._net = net
+        self._crowd = Crowd(net.limits)
 
     async def open(self, number: int) -> None:
         loop = asyncio.get_running_loop()
-        broker = Broker(loop, Limits(), Anonymous(True), say)
+        broker = Broker(loop, self._net.limits, Anonymous(True), say, crowd=self._crowd)
         cell = Cell(self.node, number, broker)
         store = self._net.stores.get(number)
         if store is None:
@@ -110,8 +112,9 @@ class MemoryNode:
 
 
 class Net:
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: Settings | None = None, limits: Limits | None = None) -> None:
         self.settings = settings or Settings(store="memory")
+        self.limits = limits or Limits()
         self.owners: list[str | None] = [None] * CELLS
         self.stores: dict[int, MemoryStore] = {}
         self.nodes: dict[str, MemoryNode] = {}
@@ -157,9 +160,9 @@ class Net:
 
 
 @asynccontextmanager
-async def two_nodes(settings: Settings | None = None) -> AsyncIterator[Net]:
+async def two_nodes(settings: Settings | None = None, limits: Limits | None = None) -> AsyncIterator[Net]:
     """Cells 0, 2, 4 at `a`; 1, 3, 5 at `b`."""
-    net = Net(settings)
+    net = Net(settings, limits)
     for name in "ab":
         net.add(name)
     for cell in range(CELLS):

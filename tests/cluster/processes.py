@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -70,9 +70,11 @@ class Nodes:
 class Work:
     """Publishers and workers at every node, on several queues. `check` is what a cluster promises."""
 
-    def __init__(self, nodes: Nodes, names: Sequence[str], queues: int = 4, keys: int = 3) -> None:
-        self._nodes = nodes
-        self._ports = [nodes.port(name) for name in names]
+    def __init__(
+        self, nodes: Nodes | Mapping[str, int], names: Sequence[str], queues: int = 4, keys: int = 3
+    ) -> None:
+        self._nodes = nodes if isinstance(nodes, Nodes) else None
+        self._ports = [nodes.port(name) if isinstance(nodes, Nodes) else nodes[name] for name in names]
         self._prefix = f"work{time.monotonic_ns()}"
         self._queues = [f"{self._prefix}/{nth}" for nth in range(queues)]
         self._keys = keys
@@ -131,11 +133,11 @@ class Work:
     def _told(self, missing: set[str]) -> str:
         """What is missing, and what the broker says of those queues."""
         lines = [f"{len(missing)} of {len(self.confirmed)} confirmed messages do not come"]
-        node = next(iter(self._nodes.by_name.values()))
+        node = next(iter(self._nodes.by_name.values())) if self._nodes is not None else None
         for queue in sorted({one.partition(":")[0] for one in missing}):
             numbers = sorted(int(one.rpartition(":")[2]) for one in missing if one.startswith(f"{queue}:"))
             lines.append(f"{queue}: {len(numbers)} from {numbers[0]} to {numbers[-1]}: {numbers[:20]}")
-            for words in (("queue", "show", queue), ("consumers", queue), ("doctor", queue)):
+            for words in (("queue", "show", queue), ("consumers", queue), ("doctor", queue)) if node else ():
                 command = [sys.executable, "-m", "sluice", *words, "--url", f"http://{node.address('http')}"]
                 lines.append(subprocess.run(command, capture_output=True, text=True, timeout=60).stdout)
         return "\n".join(lines)

@@ -161,6 +161,11 @@ def test_grpc_answers_for_all_nodes(doors: Doors, at: int) -> None:
             stub.GetQueue(pb.GetQueueRequest(name="not-there"), timeout=30)
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
         assert ("sluice-error", "unknown_queue") in refused.value.trailing_metadata()
+        told = stub.GetCluster(pb.GetClusterRequest(place_of="$queue/" + QUEUES[0]), timeout=30)
+        shown = doors.get(at, "/cluster", queue=QUEUES[0])
+        assert [one.name for one in told.nodes] == [one["name"] for one in shown["nodes"]] == sorted(NAMES)
+        assert (told.enabled, told.me, len(told.cells)) == (True, NAMES[at], len(shown["cells"]))
+        assert (told.place.cell, told.place.node) == (shown["place"]["cell"], shown["place"]["node"])
 
 
 def test_the_live_stream_has_the_queues_of_all_nodes(doors: Doors) -> None:

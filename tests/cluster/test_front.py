@@ -12,13 +12,13 @@ from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
 from sluice.broker.listener import open_door
-from sluice.cluster.front import Front
+from sluice.cluster.front import Front, Tunnel
 from sluice.cluster.guest import greeting_of, guest
-from sluice.cluster.local_line import HIGH
+from sluice.cluster.local_line import HIGH, join
 from sluice.wire.encode import encode
 from sluice.wire.framing import Framer
 from sluice.wire.packets import V5, Connack, Connect, Packet, Publish, Subscribe, SubscriptionRequest
-from tests.cluster.kit import until
+from tests.cluster.kit import End, until
 from tests.cluster.nodes import Net, client_in, two_nodes
 
 
@@ -131,23 +131,28 @@ async def test_a_client_that_does_not_read_slows_down_its_tunnel(net: Net) -> No
         await until(lambda: name not in session)
 
 
-def test_a_cell_is_told_where_its_client_comes_from_and_what_its_certificate_says() -> None:
+async def test_a_cell_is_told_where_its_client_comes_from_and_what_its_certificate_says(net: Net) -> None:
     certificate = {"subject": ((("commonName", "ann"),),), "serialNumber": "1F"}
 
     class Socket:
         def get_extra_info(self, name: str, default: object = None) -> object:
             return {"peername": ("10.1.2.3", 4567), "peercert": certificate}.get(name, default)
 
-    class Told:
-        made: Any = None
-
         def __getattr__(self, name: str) -> Any:
             return lambda *_: None
 
-        def connection_made(self, transport: Any) -> None:
-            self.made = transport
+    connection = net.nodes["a"].node.local[0].broker.connect()
+    guest(connection, greeting_of(Socket())).connection_made(cast(Any, Socket()))
+    assert connection.transport.get_extra_info("peername") == ("10.1.2.3", 4567)
+    assert connection.transport.get_extra_info("peercert") == certificate
+    connection.connection_lost(None)
 
-    told = Told()
-    guest(cast(Any, told), greeting_of(Socket())).connection_made(cast(Any, Told()))
-    assert told.made.get_extra_info("peername") == ("10.1.2.3", 4567)
-    assert told.made.get_extra_info("peercert") == certificate
+
+async def test_a_client_that_leaves_before_its_line_is_open_is_not_announced_any_more(net: Net) -> None:
+    """Else its CONNECT would come late, and take the session from the connection that it has by then."""
+    tunnel = Tunnel(front(net), encode(Connect(client_in(1), V5, True, 0), V5))
+    far = End()
+    tunnel.end(None)
+    join(tunnel, far)
+    await until(lambda: far.lost)
+    assert far.data == b""

@@ -1,7 +1,9 @@
-"""What docs/cluster.md shows is run: three nodes from its file, restarted one after the other by its commands."""
+"""What docs/cluster.md shows is run: three nodes from its file, restarted one after the other by its commands under
+load."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shlex
 import signal
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.brokers import same_build
+from tests.cluster.processes import Work
 from tests.etcd_process import EtcdProcess
 from tests.pages import blocks
 from tests.redis_process import RedisProcess, free_port
@@ -27,7 +30,7 @@ def block(info: str) -> str:
 
 
 @pytest.mark.timeout(240)
-def test_the_rolling_restart_of_the_page_keeps_every_message(
+async def test_the_rolling_restart_of_the_page_loses_nothing_under_load(
     tmp_path: Path, redis_server: RedisProcess, etcd_server: EtcdProcess
 ) -> None:
     command = tmp_path / "bin" / "sluice"
@@ -43,10 +46,11 @@ def test_the_rolling_restart_of_the_page_keeps_every_message(
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    ports = {word: free_port() for word in ("7941", "7942", "7943", "8081", "8082", "8083")}
+    words = [f"{start}{nth}" for start in ("188", "794", "808") for nth in (1, 2, 3)]
+    ports = {word: free_port() for word in words}
     for nth, name in enumerate(NAMES, 1):
         text = block("toml cluster").replace('"one"', f'"{name}"').replace("7941", f"794{nth}")
-        text = text.replace("8081", f"808{nth}").replace("1881", "0").replace("9091", "0")
+        text = text.replace("8081", f"808{nth}").replace("1881", f"188{nth}").replace("9091", "0")
         for word, port in ports.items():
             text = text.replace(word, str(port))
         text = text.replace("127.0.0.1:6379", f"127.0.0.1:{redis_server.port}")
@@ -59,14 +63,14 @@ def test_the_rolling_restart_of_the_page_keeps_every_message(
         for name in NAMES:
             run(f"sluice serve --config {name}.toml >{name}.log 2>&1 & echo $! >{name}.pid")
         run(f"sluice cluster status --url {url} --nodes 3 --wait 60s")
-        for queue in ("red", "green", "blue"):
-            run(f"sluice queue create {queue} --url {url}")
         before = {name: (tmp_path / f"{name}.pid").read_text() for name in NAMES}
-        said = run(block("sh rolling"))
+        doors = {name: ports[f"188{nth}"] for nth, name in enumerate(NAMES, 1)}
+        async with Work(doors, NAMES) as work:
+            said = await asyncio.to_thread(run, block("sh rolling"))
+            await work.more(5)
+            await work.check()
         assert said.count("3 nodes, 6 cells, every cell is where it should be") == 3
         assert all((tmp_path / f"{name}.pid").read_text() != before[name] for name in NAMES)
-        listed = run(f"sluice queue list --url {url}")
-        assert all(queue in listed for queue in ("red", "green", "blue"))
     finally:
         for pid in [int((tmp_path / f"{name}.pid").read_text()) for name in NAMES]:
             _end(pid)

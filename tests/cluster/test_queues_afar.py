@@ -270,3 +270,23 @@ async def test_a_puback_to_a_delivery_of_the_old_owner_settles_it_at_the_new_one
             await message.ack()
             await until(lambda: engine.queues[name].depth == 0)
             assert group.queue.name == name
+
+
+@pytest.mark.parametrize("own", ["mine", ""])
+@pytest.mark.parametrize("by_token", [True, False])
+async def test_a_settle_that_comes_after_its_queue_has_moved_counts(own: str, by_token: bool) -> None:
+    """Whoever named the message. One with a name of its publisher's is found by the token of its delivery."""
+    name = queue_in(1)
+    user = [("message-id", own)] if own else []
+    async with two_nodes() as net, net.nodes["a"].client(client_in(2), manual_ack=True) as client:
+        async with net.nodes["a"].client(client_in(0), manual_ack=True) as worker:
+            await worker.subscribe(f"$queue/{name}/$group/g", qos=1)
+            await client.publish(f"$queue/{name}", b"one", qos=1, user=user)
+            told = dict((await next_message(worker)).properties.user)
+        await net.move(1, "a")
+        queue = net.nodes["a"].engine(1).queues[name]
+        settle = [("message-id", told["message-id"]), ("consumer-group", "g")]
+        if by_token:
+            settle.append(("delivery-token", told["delivery-token"]))
+        await client.publish(f"$queue/{name}/$ack", b"", qos=1, user=settle)
+        assert queue.depth == (1 if own and not by_token else 0)

@@ -70,14 +70,3 @@ async def test_a_planned_leave_hands_everything_over_and_is_not_waited_for(nodes
         nodes.start("three")
         await work.more(10)
         await work.check()
-
-
-async def test_a_rolling_restart_loses_nothing(
-    nodes: Nodes,
-) -> None:
-    async with Work(nodes, NAMES) as work:
-        for name in NAMES:
-            nodes.by_name.pop(name).stop()
-            nodes.start(name)
-            await work.more(5)
-        await work.check()

@@ -78,6 +78,17 @@ class _Open(Protocol):
         """Nobody new; those under way have `grace` seconds."""
 
 
+class SecondLoop(uvloop.Loop):
+    """A loop beside that of a node. gRPC has one queue of events in a process, and wakes every loop for each of them:
+    who is first takes it, and hands it on if it is another's. Nearly all are of the link between the nodes, so this
+    loop does not listen, and the node's own hands on what is for the admin doors."""
+
+    def add_reader(self, fd: Any, callback: Any, *arguments: Any) -> None:  # type: ignore[override]
+        listener = getattr(getattr(callback, "func", callback), "__self__", None)
+        if type(listener).__name__ != "PollerCompletionQueue":
+            super().add_reader(fd, callback, *arguments)
+
+
 class AdminThread:
     """Started and stopped from the broker's loop, which must go on running until `stop` has returned: requests under
     way still ask it."""
@@ -103,10 +114,12 @@ class AdminThread:
         def tell(doors: list[OpenDoor]) -> None:
             home.call_soon_threadsafe(_settle, opened, doors, None)
 
+        new_loop = uvloop.new_event_loop if self._doors.directory is None else SecondLoop
+
         def live() -> None:
             fault: BaseException | None = None
             try:
-                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                with asyncio.Runner(loop_factory=new_loop) as runner:
                     runner.run(self._run(tell))
             except BaseException as error:
                 fault = error

@@ -42,6 +42,7 @@ class Broker:
         access: Access,
         log: Callable[[str, dict[str, object]], None],
         clock: Clock = steady_time,
+        crowd: Crowd | None = None,
     ) -> None:
         self.limits: Limits = limits
         self.access: Access = access
@@ -51,7 +52,7 @@ class Broker:
         self.scheduler: Scheduler = Scheduler(self.turn, loop.call_later)
         self.router: Router = Router(limits, self.turn, self.counters)
         self.registry: Registry = Registry(self.router, self.scheduler)
-        self.crowd: Crowd = Crowd(limits)
+        self.crowd: Crowd = Crowd(limits) if crowd is None else crowd  # given: shared with other cells
         self.handshake: Handshake = Handshake(self)
         self.connections: set[Connection] = set()
         self.started_at: float = self.turn.now

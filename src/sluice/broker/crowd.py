@@ -1,6 +1,6 @@
-"""How many connections each address and each user has, and the word for one too many.
+"""How many connections there are, and how many each address and each user has, and the word for one too many.
 
-Nothing is counted where there is no limit.
+Nothing is counted where there is no limit. All cells of a node have one crowd: a limit is one of the node.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ SILENT_SHARE: Final = (
 class Crowd:
     def __init__(self, limits: Limits) -> None:
         self._limits: Limits = limits
+        self._inside: set[Connection] = set()  # those that have a session
         self._address_of: dict[Connection, str] = {}
         self._user_of: dict[Connection, str] = {}
         self._by_address: dict[str, int] = {}
@@ -45,6 +46,12 @@ class Crowd:
             return f"one address may have {limit} connections here, and has them: close one first"
         return ""
 
+    def fault_of_number(self) -> str:
+        limit = self._limits.max_connections
+        if limit and len(self._inside) >= limit:
+            return f"this server takes {limit} clients and has them"
+        return ""
+
     def fault_of_user(self, user: str) -> str:
         limit = self._limits.max_connections_per_user
         if limit and user and self._by_user.get(user, 0) >= limit:
@@ -53,12 +60,15 @@ class Crowd:
 
     def entered(self, connection: Connection, user: str) -> None:
         """It has a session now."""
+        if self._limits.max_connections:
+            self._inside.add(connection)
         if self._limits.max_connections_per_user and user:
             self._user_of[connection] = user
             self._by_user[user] = self._by_user.get(user, 0) + 1
 
     def left(self, connection: Connection) -> None:
         """It has no session any more; its socket may be there for a while yet."""
+        self._inside.discard(connection)
         user = self._user_of.pop(connection, "")
         if user:
             _count_down(self._by_user, user)

@@ -103,7 +103,8 @@ class Handshake:
         session.window = min(asked.receive_maximum or 65_535, int(limits.max_inflight))
         connection.session = session
         connection.proof = verdict.proof
-        self._broker.crowd.entered(connection, verdict.user)
+        if not connection.trusted:
+            self._broker.crowd.entered(connection, verdict.user)
         if (limits.max_publish_rate or limits.max_publish_byte_rate) and not connection.trusted:
             connection.meter = Meter(self._broker, connection)
         if verdict.expires_at:
@@ -149,9 +150,9 @@ class Handshake:
             fault = self._broker.crowd.fault_of_user(verdict.user)
             if fault:
                 return QUOTA_EXCEEDED, fault
-        if limits.max_connections and self._broker.counters.clients_connected >= limits.max_connections:
-            if not self._broker.registry.is_connected(packet.client_id):  # a takeover makes it no fuller
-                return QUOTA_EXCEEDED, f"this server takes {limits.max_connections} clients and has them"
+            fault = self._broker.crowd.fault_of_number()
+            if fault:
+                return QUOTA_EXCEEDED, fault
         if not packet.client_id and not packet.clean and packet.version != V5:
             return CLIENT_IDENTIFIER_NOT_VALID, "a lasting session needs a client id"  # 3.1.1 [MQTT-3.1.3-8]
         will = packet.will

@@ -136,7 +136,7 @@ class QueueConsumer(Consumer):
             + len(head) + 2 + _decimal_size(seq)
             + len(_ATTEMPT) + 2 + _decimal_size(attempt)
             + len(self._second_text) + 4
-            + len(_TOKEN) + 2 + _hex_size(lease.token)
+            + len(_TOKEN) + 2 + _token_size(lease, partition.pid, message)
             + len(message.props)
         )  # fmt: skip
         if not self._named:
@@ -167,7 +167,7 @@ class QueueConsumer(Consumer):
             _write_decimal(out, attempt)
         self._write_enqueued_at(out, message.enqueued_at)
         out.write(_TOKEN)
-        _write_token(out, lease.token)
+        _write_token(out, lease, partition.pid, message)
         out.write(message.props)
         out.write(message.payload)
 
@@ -221,7 +221,7 @@ class QueueConsumer(Consumer):
         _write_decimal(out, lease.failures + 1)
         self._write_enqueued_at(out, message.enqueued_at)
         out.write(_TOKEN)
-        _write_token(out, lease.token)
+        _write_token(out, lease, partition.pid, message)
         if message.headers:
             write_headers(out, message.headers)
         elif message.topic:
@@ -278,9 +278,21 @@ def _write_id(out: BytesWriter, pid: i64, seq: i64) -> None:
     write_hex(out, seq)
 
 
-def _write_token(out: BytesWriter, token: i64) -> None:
-    write_u16(out, _hex_size(token))
-    write_hex(out, token)
+def _token_size(lease: Lease, pid: i64, message: Message) -> i64:
+    size = _hex_size(lease.token)
+    return size + 2 + _hex_size(pid) + _hex_size(lease.seq) if message.id else size
+
+
+def _write_token(out: BytesWriter, lease: Lease, pid: i64, message: Message) -> None:
+    """With the message's place behind it where its name is its publisher's own: by it the next owner of a queue finds
+    what was delivered by the last one."""
+    write_u16(out, _token_size(lease, pid, message))
+    write_hex(out, lease.token)
+    if message.id:
+        out.append(0x2E)
+        write_hex(out, pid)
+        out.append(0x2D)
+        write_hex(out, lease.seq)
 
 
 def _write_decimal(out: BytesWriter, value: i64) -> None:

@@ -399,7 +399,7 @@ class QueueDoor:
         group, client = self._group_of(queue, wishes.group, session)
         token = read_token(wishes.token) if wishes.token else 0
         if more is None or len(more) == 1:
-            self._settle_one(known.verb, group, name, token, client)
+            self._settle_one(known.verb, group, name, token, client, wishes.token.partition(b".")[2])
         else:
             self._settle_many(known.verb, group, more, token, client)
         if packet.qos > 0:
@@ -417,12 +417,14 @@ class QueueDoor:
             raise UnknownGroup(queue.name, name)
         return group, ""
 
-    def _settle_one(self, verb: i64, group: Group, name: bytes, token: i64, client: str) -> None:
+    def _settle_one(
+        self, verb: i64, group: Group, name: bytes, token: i64, client: str, place: bytes = b""
+    ) -> None:
         engine = self.engine
         try:
             lease = engine.lease_of(group, name, token, client)
         except (UnknownDelivery, StaleDelivery):
-            if verb == ACK and engine.finish_late(group, name, token):
+            if verb == ACK and engine.finish_late(group, place or name, token):
                 return
             raise
         if verb == ACK:

@@ -103,9 +103,9 @@ def read_moment(text: bytes) -> i64:
 
 
 def read_token(text: bytes) -> i64:
-    """A delivery token; what is not one matches none."""
+    """A delivery token, without the place of its message behind it; what is not one matches none."""
     try:
-        token = int(text, 16)
+        token = int(text.partition(b".")[0], 16)
     except ValueError:
         return -1
     return token if 0 < token < 1 << 63 else -1

@@ -175,8 +175,12 @@ class Tunnel:
         self._front = front
         self._early = early
         self._transport: LineTransport | None = None
+        self._ended = False
 
     def connection_made(self, transport: LineTransport) -> None:
+        if self._ended:
+            transport.abort()  # its CONNECT must not come late, and take over from the next one
+            return
         self._transport = transport
         transport.write(self._early)
         self._early = b""
@@ -216,6 +220,7 @@ class Tunnel:
 
     def end(self, fault: BaseException | None) -> None:
         """The client has gone."""
+        self._ended = True
         if self._transport is not None:
             if fault is None:
                 self._transport.close()

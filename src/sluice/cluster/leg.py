@@ -24,8 +24,9 @@ from sluice.broker.queue_topics import Wishes, parse_queue_topic, read_wishes
 from sluice.broker.subscriptions import encode_identifiers
 from sluice.cluster.lines import LineTransport
 from sluice.errors import ProtocolViolation
+from sluice.wire.decode import decode, decode_publish
 from sluice.wire.encode import write_ack, write_packet, write_publish, write_reasoned
-from sluice.wire.framing import Framer
+from sluice.wire.framing import Framer, body_of, length_of
 from sluice.wire.packets import (
     V5,
     Ack,
@@ -41,7 +42,8 @@ from sluice.wire.packets import (
     SubscriptionRequest,
     Unsubscribe,
 )
-from sluice.wire.properties import PUBACK, Properties
+from sluice.wire.primitives import read_u16
+from sluice.wire.properties import PUBACK, PUBLISH, Properties
 
 if TYPE_CHECKING:
     from sluice.cluster.legs import SessionLegs
@@ -80,6 +82,7 @@ class Leg(Port):
         self._dialling = False
         self._ended = False
         self._framer = Framer(NO_LIMIT)
+        self._last_topic: bytes = b""  # of the last delivery
         self._out: BytesWriter | None = None
         self._last_id = 0
         self._sent: dict[int, Sent] = {}  # publishes without an answer, in order
@@ -135,9 +138,9 @@ class Leg(Port):
 
     def data_received(self, data: bytes) -> None:
         self._legs.begin()
+        data = self._framer.join(data)
         try:
-            for packet in self._framer.feed(data, V5):
-                self._take(packet)
+            self._read(data)
         except ProtocolViolation as fault:
             self._legs.warn(f"the line to cell {self.cell} is not understood: {fault}")
             self._drop()
@@ -243,10 +246,35 @@ class Leg(Port):
 
     # ---- what the far cell says
 
+    def _read(self, data: bytes) -> None:
+        """Work off every whole packet; keep the rest. Deliveries and plain PUBACKs are nearly all of them."""
+        size: i64 = len(data)
+        at: i64 = 0
+        needed: i64 = 0
+        while at < size:
+            body = body_of(data, at, size)
+            if body == 0:
+                break
+            length = length_of(data, at, body)
+            end: i64 = body + length
+            if end > size:
+                needed = end - at
+                break
+            head: i64 = data[at]
+            if head >> 4 == PUBLISH:
+                packet = decode_publish(data, head & 15, body, end, V5, self._last_topic)
+                self._last_topic = packet.topic
+                self._deliver(packet)
+            elif head == 0x40 and length == 2:
+                self._answered(int(read_u16(data, body, end)), 0, None)
+            else:
+                self._take(decode(data, head, body, end, V5))
+            at = end
+        if at < size:
+            self._framer.keep(data, at, needed)
+
     def _take(self, packet: Packet) -> None:
-        if isinstance(packet, Publish):
-            self._deliver(packet)
-        elif isinstance(packet, Ack):
+        if isinstance(packet, Ack):
             self._answered(int(packet.packet_id), int(packet.reason), packet.properties)
         elif isinstance(packet, Suback):
             asked = self._asked.pop(packet.packet_id, None)
@@ -269,7 +297,7 @@ class Leg(Port):
 
     def _deliver(self, packet: Publish) -> None:
         session = self._legs.session
-        extra = encode_identifiers(packet.subscription_ids or [])
+        extra = b"" if packet.subscription_ids is None else encode_identifiers(packet.subscription_ids)
         if packet.expiry >= 0:
             packet.expires_at = self._legs.now() + float(packet.expiry)
         if packet.qos == 0:

@@ -73,6 +73,11 @@ class Trunk:
     def is_full(self) -> bool:
         return self._size >= FULL
 
+    @property
+    def waiting(self) -> int:
+        """Bytes that are to be taken."""
+        return self._size
+
     def dial(self, cell: int, greeting: bytes, protocol: LineProtocol) -> None:
         self._last_line += 1
         line = Line(self, self._last_line, protocol)
@@ -177,10 +182,15 @@ class Line:
     # ---- what the protocol asks for
 
     def write(self, data: bytes) -> None:
+        size = len(data)
         if self._closing or self._lost:
             return
-        self._unsent += data
-        self.push()
+        if not self._unsent and size <= self._credit and size <= LARGEST_DATA and not self._trunk.is_full:
+            self._trunk.send(DATA, self.number, data)  # nearly always: as it is, without a copy
+            self._credit -= size
+        else:
+            self._unsent += data
+            self.push()
 
     def writelines(self, parts: list[bytes]) -> None:
         self.write(b"".join(parts))

@@ -39,6 +39,7 @@ class Partition:
         self.number: i64 = number
         self.next: i64 = 0  # the sequence of the next message
         self.committed: i64 = 0  # messages below this are durable, and may be delivered
+        self.restored: i64 = 0  # those below this were there when the store was opened
         self.live: i64 = 0
         self.cursors: list[Cursor] = []
         self.young: dict[object, Message] = {}  # bodies that need no read, by sequence

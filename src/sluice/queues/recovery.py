@@ -98,6 +98,7 @@ class EngineLoader:
         for queue in engine.queues.values():
             for partition in queue.partitions:
                 partition.committed = partition.next
+                partition.restored = partition.next
                 soonest = partition.next_expiry()
                 if soonest:
                     engine.timers.expect_expiry(partition, soonest)

@@ -50,8 +50,10 @@ def lease_of(engine: Engine, group: Group, name: bytes, token: i64, client: str)
 
 def finish_late(engine: Engine, group: Group, name: bytes, token: i64) -> bool:
     """Done, says a consumer whose delivery was made before the queue had its present owner or the server its present
-    life: no record tells of it. Late work is work, unless somebody has the message again by now; whether it counted."""
-    if not 0 < token < engine.first_token:
+    life: no record tells of it. Late work is work, unless somebody has the message again by now; whether it counted.
+    Without a token (0) it may be about any delivery, so it counts for what was there before this life and was not given
+    out in it."""
+    if token and not 0 < token < engine.first_token:
         return False
     pid, seq = parse_message_id(name)
     partition = engine.partitions.get(int(pid))
@@ -60,11 +62,13 @@ def finish_late(engine: Engine, group: Group, name: bytes, token: i64) -> bool:
     cursor = group.cursors[partition.number]
     if cursor.settled(seq) or seq >= partition.committed or not partition.is_for(seq, group.gid):
         return False
+    if not token and seq >= partition.restored:
+        return False
     lease = cursor.leases.get(int(seq))
     if lease is None:
         take_from(engine, cursor, seq, ACKED, None)
         return True
-    if lease.state == LEASED:
+    if lease.state == LEASED or not token:
         return False
     finish(engine, lease, ACKED)
     return True

@@ -212,6 +212,7 @@ async def test_the_node_tells_what_it_is_and_the_books_add_up(door: Door) -> Non
     (same,) = (await door.admin.ListNodes(pb.ListNodesRequest())).nodes
     assert (same.name, same.version) == (node.name, node.version)
     assert (await door.admin.Verify(pb.VerifyRequest())).faults == []
+    assert not (await door.admin.GetCluster(pb.GetClusterRequest())).enabled
     store = await door.admin.GetStore(pb.GetStoreRequest())
     assert (store.kind, store.healthy, len(store.queues)) == ("memory", True, 0)
 

@@ -15,6 +15,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from sluice.access.identity import Identity
 from sluice.admin import views
 from sluice.admin.grpc import queue_admin_pb2 as pb
+from sluice.cluster.directory import Directory
 
 PAYLOADS_LIMIT: Final = 3 << 20  # in one answer: gRPC clients take 4 MiB unless they are told otherwise
 
@@ -277,3 +278,33 @@ def _store_queue_of(view: views.StoreQueueView) -> pb.StoreQueue:
 
 def identity_of(identity: Identity) -> pb.Identity:
     return pb.Identity(name=identity.name, role=identity.role.word, anonymous=identity.anonymous)
+
+
+def cluster_of(directory: Directory, queue: str) -> pb.Cluster:
+    """The cluster, and where a queue lies if one is named."""
+    cells = [
+        pb.ClusterCell(cell=one.cell, node=one.node, wanted=one.wanted) for one in directory.cell_states()
+    ]
+    me = directory.nodes().get(directory.me)
+    return pb.Cluster(
+        enabled=True,
+        name=directory.name,
+        me=me.name if me is not None else "",
+        nodes=[
+            pb.ClusterNode(
+                id=one.node.id,
+                name=one.node.name,
+                started_at=time_of(one.node.started_at),
+                link=one.node.link,
+                mqtt=one.node.mqtt,
+                http=one.node.http,
+                grpc=one.node.grpc,
+                cells=one.cells,
+                suspected_by=one.suspected_by,
+            )
+            for one in directory.node_states()
+        ],
+        cells=cells,
+        moving=sum(one.node != one.wanted for one in cells),
+        place=cells[directory.cell_of_queue(queue)] if queue else None,
+    )

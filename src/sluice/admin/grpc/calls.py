@@ -18,8 +18,10 @@ from sluice.admin.grpc import answers, questions
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.admin.grpc.gate import CALLER, DoorClosing
 from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminServicer
+from sluice.admin.hands import plain
 from sluice.admin.service import AdminService
 from sluice.admin.views import NodeView, QueueDetail, QueueView
+from sluice.cluster.directory import Directory
 from sluice.errors import UnknownQueue
 
 WATCH_SECONDS: Final = 1.0
@@ -29,11 +31,13 @@ Context: TypeAlias = grpc.aio.ServicerContext
 
 
 class QueueAdmin(QueueAdminServicer):
-    """`closing` is set when the server is about to stop: who watches is told."""
+    """`closing` is set when the server is about to stop: who watches is told. `directory` is the cluster's, if there is
+    one."""
 
-    def __init__(self, desk: Desk, closing: asyncio.Event) -> None:
+    def __init__(self, desk: Desk, closing: asyncio.Event, directory: Directory | None = None) -> None:
         self._desk = desk
         self._closing = closing
+        self._directory = directory
 
     # ---- queues
 
@@ -253,6 +257,11 @@ class QueueAdmin(QueueAdminServicer):
     async def ListNodes(self, request: pb.ListNodesRequest, context: Context) -> pb.ListNodesResponse:
         found = await self._desk.ask(lambda service: service.nodes())
         return pb.ListNodesResponse(nodes=[answers.node_of(view) for view in found])
+
+    async def GetCluster(self, request: pb.GetClusterRequest, context: Context) -> pb.Cluster:
+        if self._directory is None:
+            return pb.Cluster()
+        return answers.cluster_of(self._directory, plain(request.place_of))
 
     async def WhoAmI(self, request: pb.WhoAmIRequest, context: Context) -> pb.Identity:
         return answers.identity_of(CALLER.get())

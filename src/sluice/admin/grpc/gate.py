@@ -70,13 +70,14 @@ ROLES: Final[dict[str, tuple[Role, str]]] = {
     "Verify": (Role.VIEWER, "verify the books"),
     "GetNode": (Role.VIEWER, "look at a node"),
     "ListNodes": (Role.VIEWER, "list nodes"),
+    "GetCluster": (Role.VIEWER, "look at the cluster"),
     "GetStore": (Role.VIEWER, "look at the store"),
     "WhoAmI": (Role.VIEWER, "ask who is asking"),
 }
 
 
 WITHOUT_QUEUES: Final = frozenset(
-    {"GetNode", "ListNodes", "GetStore", "WhoAmI"}
+    {"GetNode", "ListNodes", "GetCluster", "GetStore", "WhoAmI"}
 )  # these say something all the same
 
 

@@ -672,6 +672,62 @@ class VerifyResponse(_message.Message):
     faults: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, faults: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class GetClusterRequest(_message.Message):
+    __slots__ = ("place_of",)
+    PLACE_OF_FIELD_NUMBER: _ClassVar[int]
+    place_of: str
+    def __init__(self, place_of: _Optional[str] = ...) -> None: ...
+
+class Cluster(_message.Message):
+    __slots__ = ("enabled", "name", "me", "nodes", "cells", "moving", "place")
+    ENABLED_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ME_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    MOVING_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    enabled: bool
+    name: str
+    me: str
+    nodes: _containers.RepeatedCompositeFieldContainer[ClusterNode]
+    cells: _containers.RepeatedCompositeFieldContainer[ClusterCell]
+    moving: int
+    place: ClusterCell
+    def __init__(self, enabled: _Optional[bool] = ..., name: _Optional[str] = ..., me: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[ClusterNode, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[ClusterCell, _Mapping]]] = ..., moving: _Optional[int] = ..., place: _Optional[_Union[ClusterCell, _Mapping]] = ...) -> None: ...
+
+class ClusterNode(_message.Message):
+    __slots__ = ("id", "name", "started_at", "link", "mqtt", "http", "grpc", "cells", "suspected_by")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    MQTT_FIELD_NUMBER: _ClassVar[int]
+    HTTP_FIELD_NUMBER: _ClassVar[int]
+    GRPC_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTED_BY_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    name: str
+    started_at: _timestamp_pb2.Timestamp
+    link: str
+    mqtt: str
+    http: str
+    grpc: str
+    cells: int
+    suspected_by: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., link: _Optional[str] = ..., mqtt: _Optional[str] = ..., http: _Optional[str] = ..., grpc: _Optional[str] = ..., cells: _Optional[int] = ..., suspected_by: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ClusterCell(_message.Message):
+    __slots__ = ("cell", "node", "wanted")
+    CELL_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    cell: int
+    node: str
+    wanted: str
+    def __init__(self, cell: _Optional[int] = ..., node: _Optional[str] = ..., wanted: _Optional[str] = ...) -> None: ...
+
 class GetNodeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -204,6 +204,11 @@ class QueueAdminStub:
                 request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListNodesRequest.SerializeToString,
                 response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListNodesResponse.FromString,
                 _registered_method=True)
+        self.GetCluster = channel.unary_unary(
+                '/sluice.admin.v1.QueueAdmin/GetCluster',
+                request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.GetClusterRequest.SerializeToString,
+                response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Cluster.FromString,
+                _registered_method=True)
         self.GetStore = channel.unary_unary(
                 '/sluice.admin.v1.QueueAdmin/GetStore',
                 request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.GetStoreRequest.SerializeToString,
@@ -437,6 +442,13 @@ class QueueAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetCluster(self, request, context):
+        """Who is in the cluster, who holds which cell, and what is on its way elsewhere. Any node knows it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStore(self, request, context):
         """What the messages are kept in; for Redis, the queues as Redis itself shows them.
         """
@@ -622,6 +634,11 @@ def add_QueueAdminServicer_to_server(servicer, server):
                     servicer.ListNodes,
                     request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListNodesRequest.FromString,
                     response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListNodesResponse.SerializeToString,
+            ),
+            'GetCluster': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCluster,
+                    request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.GetClusterRequest.FromString,
+                    response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Cluster.SerializeToString,
             ),
             'GetStore': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStore,
@@ -1552,6 +1569,33 @@ class QueueAdmin:
             '/sluice.admin.v1.QueueAdmin/ListNodes',
             sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListNodesRequest.SerializeToString,
             sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListNodesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCluster(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.admin.v1.QueueAdmin/GetCluster',
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.GetClusterRequest.SerializeToString,
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Cluster.FromString,
             options,
             channel_credentials,
             insecure,

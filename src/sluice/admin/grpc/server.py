@@ -96,7 +96,7 @@ async def serve_grpc(
         maximum_concurrent_rpcs=CALLS_AT_ONCE,
     )
     closing = asyncio.Event()
-    add_QueueAdminServicer_to_server(QueueAdmin(desk, closing), server)  # type: ignore[no-untyped-call]
+    add_QueueAdminServicer_to_server(QueueAdmin(desk, closing, directory), server)  # type: ignore[no-untyped-call]
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
