@@ -137,7 +137,9 @@ class Work:
         for queue in sorted({one.partition(":")[0] for one in missing}):
             numbers = sorted(int(one.rpartition(":")[2]) for one in missing if one.startswith(f"{queue}:"))
             lines.append(f"{queue}: {len(numbers)} from {numbers[0]} to {numbers[-1]}: {numbers[:20]}")
-            for words in (("queue", "show", queue), ("consumers", queue), ("doctor", queue)) if node else ():
+            if node is None:
+                continue
+            for words in (("queue", "show", queue), ("consumers", queue), ("doctor", queue)):
                 command = [sys.executable, "-m", "sluice", *words, "--url", f"http://{node.address('http')}"]
                 lines.append(subprocess.run(command, capture_output=True, text=True, timeout=60).stdout)
         return "\n".join(lines)
