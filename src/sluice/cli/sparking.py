@@ -26,10 +26,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec
 import typer
 
 from sluice.cli.api import of_queue
-from sluice.cli.failures import NOT_FOUND, NOT_REACHABLE, Failure, wrong_command
+from sluice.cli.failures import (
+    NOT_FOUND,
+    NOT_REACHABLE,
+    REFUSED,
+    WRONG_COMMAND,
+    Failure,
+    wrong_command,
+)
 from sluice.cli.options import COMMON, Where, find_broker
 from sluice.cli.remote import Visit, registered
-from sluice.errors import SluiceError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,6 +45,13 @@ if TYPE_CHECKING:
 
 # They write a page of JSON for each mistake in SQL, which we tell in a line.
 LOUD: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+# By the kinds of our own faults, which say what to do themselves.
+CODES: Final = {
+    "InvalidOption": WRONG_COMMAND,
+    "BrokerGone": NOT_REACHABLE,
+    "Refused": REFUSED,
+    "DataLost": REFUSED,
+}
 PANEL: Final = "Spark"
 P = ParamSpec("P")
 INSTALL: Final = "pip install 'sluice[spark]'"
@@ -197,18 +210,21 @@ def _in_words(log: _Log | None) -> Iterator[None]:
 
     try:
         yield
-    except (AnalysisException, ParseException) as fault:
-        failure = explained(fault)
-        raise wrong_command(failure.what, failure.do or "Mend the SQL expression") from None
     except (PySparkException, Py4JError) as fault:
         failure = explained(fault)
+        if failure.kind in CODES:
+            raise Failure(failure.what, failure.do, CODES[failure.kind]) from None
+        if isinstance(fault, (AnalysisException, ParseException)):
+            raise wrong_command(failure.what, "Mend the SQL expression") from None
         raise Failure(failure.what, failure.do or (log.advice() if log is not None else "")) from None
     except BrokerGone as fault:
         raise Failure(fault.what, fault.do, NOT_REACHABLE) from None
     except Refused as fault:
         raise Failure(fault.what, fault.do, NOT_FOUND if fault.code.startswith("unknown_") else 1) from None
-    except SluiceError as fault:
-        if isinstance(fault, StreamFailed) and log is not None and not fault.do:
+    except StreamFailed as fault:
+        if fault.kind in CODES:
+            raise Failure(fault.what, fault.do, CODES[fault.kind]) from None
+        if log is not None and not fault.do:
             fault.do = log.advice()
         raise
 

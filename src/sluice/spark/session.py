@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from sluice.spark.faults import InvalidOption
+from sluice.spark.home import lean_home
 from sluice.spark.java import check_java
 
 if TYPE_CHECKING:
@@ -41,4 +42,7 @@ def session(app: str = "sluice", master: str = "", **settings: str) -> SparkSess
             told |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     for name, value in {**told, **settings}.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    if not chosen.startswith("local"):
+        return builder.getOrCreate()
+    with lean_home():
+        return builder.getOrCreate()
