@@ -39,6 +39,7 @@ from tests.spark.streams import ARCHIVE, MOVER, SOURCE, TARGET
 
 AT_ONCE = 40  # messages of a batch of the feeder
 AHEAD = 400
+LOOK_SECONDS = 0.25  # what is looked at more often costs those who work
 PROGRAM = str(Path(__file__).with_name("streams.py"))
 PATIENCE = 180.0  # seconds for anything to happen: a driver starts slowly, on a busy machine very slowly
 LONGEST_CALL = (
@@ -74,6 +75,11 @@ class Outcome:
         return found
 
 
+def finished(door: Door) -> dict[str, int]:
+    """How many messages each stream is done with."""
+    return {group: sum(door.progress(SOURCE, group).values()) for group in (MOVER, ARCHIVE)}
+
+
 class Feeder(threading.Thread):
     """Numbers into the queue, each once, whatever becomes of the broker: what is not answered is sent again. It stays a
     few batches ahead of the streams. If it cannot go on it ends, and `fault` is why."""
@@ -87,14 +93,15 @@ class Feeder(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._feed()
+            with Door(self._where) as self._door:
+                self._feed()
         except Exception as fault:
             self.fault = fault
 
     def _feed(self) -> None:
         batch = 0
-        while not self.ending.wait(0.1):
-            if self.fed - self._slowest() > AHEAD:
+        while not self.ending.wait(LOOK_SECONDS):
+            if self.fed - min(finished(self._door).values()) > AHEAD:
                 continue
             numbers = [b"%d" % nth for nth in range(self.fed, self.fed + AT_ONCE)]
             table = pa.table({"value": numbers, "key": [b"%d" % (int(one) % 7) for one in numbers]})
@@ -104,9 +111,8 @@ class Feeder(threading.Thread):
             until = time.monotonic() + self._where.retry_seconds
             while True:
                 try:
-                    with Door(self._where) as door:
-                        stage = door.stage("feeder", batch, SOURCE, bytes(sink.getvalue()))
-                        door.commit("feeder", batch, [stage], AT_ONCE)
+                    stage = self._door.stage("feeder", batch, SOURCE, bytes(sink.getvalue()))
+                    self._door.commit("feeder", batch, [stage], AT_ONCE)
                     break
                 except Refused as refusal:
                     # The broker was killed in between. It is not killed again and again within one batch.
@@ -114,10 +120,6 @@ class Feeder(threading.Thread):
                         raise
             batch += 1
             self.fed += AT_ONCE
-
-    def _slowest(self) -> int:
-        with Door(self._where) as door:
-            return min(sum(door.progress(SOURCE, group).values()) for group in (MOVER, ARCHIVE))
 
 
 class Stage:
@@ -151,7 +153,11 @@ class Stage:
         with (self.folder / "driver.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, PROGRAM, str(self.folder), self.where.url, self._master],
-                env=same_build(),
+                env={
+                    **same_build(),
+                    "TMPDIR": str(self.folder),
+                    "SPARK_LOCAL_DIRS": str(self.folder / "local"),
+                },
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -163,7 +169,7 @@ class Stage:
 
     def done(self) -> dict[str, int]:
         """How many messages each stream has finished."""
-        return {group: sum(self.door.progress(SOURCE, group).values()) for group in (MOVER, ARCHIVE)}
+        return finished(self.door)
 
     def wait_for(self, what: str, group_counts: dict[str, int]) -> None:
         """Until each stream has finished so many."""
@@ -177,7 +183,7 @@ class Stage:
             self._watch.alive()
             if all(now[group] >= count for group, count in group_counts.items()):
                 return
-            time.sleep(0.1)
+            time.sleep(LOOK_SECONDS)
         raise AssertionError(
             f"{what}: {now} and not {group_counts} after {self._patience:.0f} s; {self.feeder.fed} are published\n"
             f"{self.stacks()}"

@@ -14,10 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import typer
 from pyspark.errors import AnalysisException, StreamingQueryException
 from typer.testing import CliRunner
 
-from sluice.cli import app
+from sluice.cli import app, sparking
 from sluice.cli.failures import Failure
 from sluice.cli.moments import moment
 from sluice.markup import element
@@ -125,6 +126,8 @@ def test_a_failure_of_a_stream_is_told_in_our_words() -> None:
         "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: no room. SQLSTATE: XXKST\nat x"
     )
     assert running.explained(Exception(spark)).what == "no room."
+    java = "An error occurred while calling o1.start.\n: java.io.IOException: mkdir of /proc/x failed\n\tat y"
+    assert running.explained(Exception(java)).what == "IOException: mkdir of /proc/x failed"
 
 
 class Endless:
@@ -257,6 +260,25 @@ def test_java_starts_its_pythons_without_the_zip_that_has_no_compiled_modules(
     monkeypatch.setenv(home.VARIABLE, "/their/own")
     with home.lean_home():
         assert os.environ[home.VARIABLE] == "/their/own"
+
+
+def test_spark_is_told_the_file_of_a_token_and_not_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret")
+    monkeypatch.setenv("SLUICE_TOKEN_FILE", str(file))
+    heard: list[dict[str, str]] = []
+    program = typer.Typer()
+
+    @sparking.pipeline(program, "one")
+    def one(visit: sparking.SparkVisit) -> None:
+        heard.append(visit.queues.options())
+
+    for words in ([], ["--token-file", str(file)], ["--token", "other"]):
+        assert CliRunner().invoke(program, words).exit_code == 0
+    assert [told.get("tokenFile") for told in heard] == [str(file), str(file), None]
+    assert [told.get("token") for told in heard] == [None, None, "other"]
 
 
 def test_without_java_a_pipeline_says_in_one_line_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

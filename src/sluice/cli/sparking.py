@@ -83,9 +83,18 @@ SHARED: Final[dict[str, tuple[Any, Any]]] = {"master": (Master, ""), "conf": (Co
 class SparkVisit(Visit):
     """A command that starts Spark."""
 
-    def __init__(self, name: str, where: Where, as_json: bool, master: str, conf: list[str] | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        where: Where,
+        as_json: bool,
+        master: str = "",
+        conf: list[str] | None = None,
+        token_file: str = "",
+    ) -> None:
         super().__init__(where, as_json)
         self._name = name
+        self._token_file = token_file
         self._master = master
         self._conf = conf or []
 
@@ -94,7 +103,8 @@ class SparkVisit(Visit):
         from sluice.spark import Where as DoorOf
         from sluice.spark.pipelines.queues import Queues
 
-        return Queues(DoorOf(self.where.url, self.where.token, ca=str(self.where.ca or "")))
+        token = "" if self._token_file else self.where.token
+        return Queues(DoorOf(self.where.url, token, self._token_file, str(self.where.ca or "")))
 
     def check_queue(self, name: str) -> None:
         """Before Spark is started: a wrong name or address is told in a second, not after ten."""
@@ -153,9 +163,19 @@ def pipeline(
         json: bool,
     ) -> SparkVisit:
         need_spark()
-        return SparkVisit(name, find_broker(url, token, token_file, ca), json, master, conf)
+        where = find_broker(url, token, token_file, ca)
+        return SparkVisit(name, where, json, master, conf, _file_of(token, token_file))
 
     return registered(app, name, SHARED, begin)
+
+
+def _file_of(token: str | None, token_file: Path | None) -> str:
+    """The file that the token came from, if it came from one: Spark is told its name, and not what is in it, and looks
+    into it anew when a token was renewed."""
+    if token_file is None and not os.environ.get("SLUICE_TOKEN", "").strip():
+        named = os.environ.get("SLUICE_TOKEN_FILE")
+        token_file = Path(named) if named else None
+    return "" if token or token_file is None else str(token_file.absolute())
 
 
 def need_spark() -> None:

@@ -27,7 +27,7 @@ _OURS: Final = re.compile(r"^sluice\.(?:\w+\.)*(\w+): (.+)$", re.MULTILINE)
 # What Spark puts around what it says, for programs.
 _FRAME: Final = re.compile(r"^\[[A-Z_.]+\] (?:Query \[.*?\] terminated with exception: )?|\s*SQLSTATE: .*$")
 _LATE: Final = "Python worker failed to connect back"
-_THEIRS: Final = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
+_THEIRS: Final = re.compile(r"^(?:: )?(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
 
 
 class StreamFailed(SluiceError):
