@@ -114,6 +114,7 @@ def main(mqtt: str, where: Where, folder: Path) -> None:
         f"{DEVICES} devices published {len(ends)} orders: {ends.count('shipped')} shipped, {ends.count('dead')} dead"
     )
 
+    print("starting Spark, which takes a moment ...", flush=True)
     settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "1", "spark.log.level": "ERROR"}
     spark = session("example", **settings)
     table = folder / "orders"

@@ -281,6 +281,18 @@ def test_spark_is_told_the_file_of_a_token_and_not_the_token(
     assert [told.get("token") for told in heard] == [None, None, "other"]
 
 
+def test_a_java_that_was_killed_is_told_in_words() -> None:
+    from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
+
+    for fault in (
+        Py4JNetworkError("Answer from Java side is empty"),
+        Py4JError("An error occurred while calling o55.awaitTermination"),
+        ConnectionRefusedError(111, "Connection refused"),
+    ):
+        with pytest.raises(Failure, match="Java, in which Spark runs, has ended"), sparking._in_words(None):
+            raise fault
+
+
 def test_without_java_a_pipeline_says_in_one_line_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
@@ -52,6 +52,10 @@ CODES: Final = {
     "Refused": REFUSED,
     "DataLost": REFUSED,
 }
+JAVA_GONE: Final = (
+    "Mostly it was killed because memory ran out: give it less to do at once, or more with --conf"
+    " spark.driver.memory=4g. A stream goes on from its checkpoint."
+)
 PANEL: Final = "Spark"
 P = ParamSpec("P")
 INSTALL: Final = "pip install 'sluice[spark]'"
@@ -125,6 +129,7 @@ class SparkVisit(Visit):
     def spark(self, **more: str) -> Iterator[SparkSession]:
         """A session with the user's settings, or the one that runs already, which is then left running. Whatever goes
         wrong while it is used is told in words."""
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.logger import PySparkLogger
         from pyspark.sql import SparkSession
 
@@ -146,7 +151,8 @@ class SparkVisit(Visit):
             with _in_words(log):
                 yield spark
         finally:
-            spark.stop()
+            with suppress(Py4JError, OSError):  # there is nobody to stop any more
+                spark.stop()
         log.remove()
 
 
@@ -222,7 +228,7 @@ class _Log:
 @contextmanager
 def _in_words(log: _Log | None) -> Iterator[None]:
     """Spark's own exceptions are pages long."""
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError
     from pyspark.errors import AnalysisException, ParseException, PySparkException
 
     from sluice.spark.faults import BrokerGone, Refused
@@ -230,7 +236,12 @@ def _in_words(log: _Log | None) -> Iterator[None]:
 
     try:
         yield
-    except (PySparkException, Py4JError) as fault:
+    except (PySparkException, Py4JError, ConnectionError) as fault:
+        if is_java_gone(fault):
+            raise Failure(
+                "Java, in which Spark runs, has ended in the middle of it",
+                " ".join(filter(None, (JAVA_GONE, log.advice() if log is not None else ""))),
+            ) from None
         failure = explained(fault)
         if failure.kind in CODES:
             raise Failure(failure.what, failure.do, CODES[failure.kind]) from None
@@ -247,6 +258,13 @@ def _in_words(log: _Log | None) -> Iterator[None]:
         if log is not None and not fault.do:
             fault.do = log.advice()
         raise
+
+
+def is_java_gone(fault: Exception) -> bool:
+    """Whether nobody answered: what Java says itself comes as a kind of its own, Py4JJavaError."""
+    from py4j.protocol import Py4JError, Py4JNetworkError
+
+    return isinstance(fault, (Py4JNetworkError, ConnectionError)) or type(fault) is Py4JError
 
 
 @contextmanager

@@ -29,7 +29,10 @@ def run_stream(
             once,
             lambda progress: tell(progress.rows),
             asked,
-            lambda failure, pause: visit.out.note(f"{failure}; trying again in {duration(pause)}"),
+            # What it says of a cure is not for one who tries again by himself.
+            lambda failure, pause: visit.out.note(
+                f"{failure.what.partition('. ')[0]}; trying again in {duration(pause)}"
+            ),
         )
     if once and asked.is_set():
         raise KeyboardInterrupt  # it has not come to its end

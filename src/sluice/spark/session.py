@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 MASTER: Final = (
     "local[*,3]"  # all cores; three tries for a task: plain local[*] gives up at the first failure
 )
+LOOPBACK: Final = "127.0.0.1"
 SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"  # spark-submit has started us, and Java runs already
 
 
@@ -39,7 +40,10 @@ def session(app: str = "sluice", master: str = "", **settings: str) -> SparkSess
         builder = builder.master(chosen)
         if chosen.startswith("local"):
             # Nobody outside has business with a driver that has no executors, and a host name may lead nowhere.
-            told |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+            told |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
+            os.environ.setdefault(
+                "SPARK_LOCAL_IP", LOOPBACK
+            )  # else Spark begins with two warnings about names
     for name, value in {**told, **settings}.items():
         builder = builder.config(name, value)
     if not chosen.startswith("local"):
