@@ -160,7 +160,8 @@ def start_broker(stack: ExitStack, folder: Path) -> tuple[str, str]:
     command = [sys.executable, "-m", "sluice", "serve", "--data", str(folder / "data"), "--grpc", "off"]
     for door in ("--mqtt", "--http"):
         command += [door, "127.0.0.1:0"]
-    broker = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    log = stack.enter_context((folder / "broker.log").open("w"))
+    broker = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True))
     stack.callback(broker.terminate)
     assert broker.stdout is not None
     ready = dict(re.findall(r"(\w+)=(\S+)", broker.stdout.readline()))
