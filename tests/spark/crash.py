@@ -16,30 +16,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pyarrow as pa
-
 from sluice.errors import SluiceError
 from sluice.spark import Door, Where
-from sluice.spark.faults import Refused
 from tests.brokers import Broker, same_build
+from tests.spark.feeding import LOOK_SECONDS, Feeder, finished
 from tests.spark.processes import Watch, descendants, free_port
 from tests.spark.streams import ARCHIVE, MOVER, SOURCE, TARGET
 
-AT_ONCE = 40  # messages of a batch of the feeder
-AHEAD = 400
-LOOK_SECONDS = 0.25  # what is looked at more often costs those who work
 PROGRAM = str(Path(__file__).with_name("streams.py"))
 PATIENCE = 180.0  # seconds for anything to happen: a driver starts slowly, on a busy machine very slowly
 LONGEST_CALL = (
@@ -73,53 +68,6 @@ class Outcome:
             ]
             found += [f"{number} in {place} was never published" for number in counted.keys() - wanted]
         return found
-
-
-def finished(door: Door) -> dict[str, int]:
-    """How many messages each stream is done with."""
-    return {group: sum(door.progress(SOURCE, group).values()) for group in (MOVER, ARCHIVE)}
-
-
-class Feeder(threading.Thread):
-    """Numbers into the queue, each once, whatever becomes of the broker: what is not answered is sent again. It stays a
-    few batches ahead of the streams. If it cannot go on it ends, and `fault` is why."""
-
-    def __init__(self, where: Where) -> None:
-        super().__init__(daemon=True)
-        self._where = where
-        self.fed = 0
-        self.ending = threading.Event()
-        self.fault: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            with Door(self._where) as self._door:
-                self._feed()
-        except Exception as fault:
-            self.fault = fault
-
-    def _feed(self) -> None:
-        batch = 0
-        while not self.ending.wait(LOOK_SECONDS):
-            if self.fed - min(finished(self._door).values()) > AHEAD:
-                continue
-            numbers = [b"%d" % nth for nth in range(self.fed, self.fed + AT_ONCE)]
-            table = pa.table({"value": numbers, "key": [b"%d" % (int(one) % 7) for one in numbers]})
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, table.schema) as stream:
-                stream.write_table(table)
-            until = time.monotonic() + self._where.retry_seconds
-            while True:
-                try:
-                    stage = self._door.stage("feeder", batch, SOURCE, bytes(sink.getvalue()))
-                    self._door.commit("feeder", batch, [stage], AT_ONCE)
-                    break
-                except Refused as refusal:
-                    # The broker was killed in between. It is not killed again and again within one batch.
-                    if refusal.code != "stale_batch" or time.monotonic() > until:
-                        raise
-            batch += 1
-            self.fed += AT_ONCE
 
 
 class Stage:
@@ -275,14 +223,23 @@ class Stage:
 
 
 def crash(
-    folder: Path, victims: list[str], master: str, seed: int, patience: float = PATIENCE, say: bool = False
+    folder: Path,
+    victims: list[str],
+    master: str,
+    seed: int,
+    patience: float = PATIENCE,
+    minutes: float = math.inf,
+    say: bool = False,
 ) -> Outcome:
+    """All victims in turn, or as many as `minutes` have room for."""
+    end = time.monotonic() + minutes * 60
     stage = Stage(folder, master, seed, patience, say)
     feeder = stage.feeder
     feeder.start()
     try:
         for victim in victims:
-            stage.round(victim)
+            if time.monotonic() < end:
+                stage.round(victim)
         feeder.ending.set()
         feeder.join()
         stage.finish(feeder.fed)
@@ -301,6 +258,9 @@ def main() -> int:
         "--master", default="local[2,3]", help="local-cluster[1,2,1024] has executors to kill"
     )
     parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin no further round after so many"
+    )
+    parser.add_argument(
         "--patience", type=float, default=PATIENCE, metavar="SECONDS", help="until something counts as stuck"
     )
     told = parser.parse_args()
@@ -308,7 +268,9 @@ def main() -> int:
     victims = [turns[nth % len(turns)] for nth in range(told.rounds)]
     with tempfile.TemporaryDirectory(prefix="sluice-spark-crash-") as folder:
         try:
-            outcome = crash(Path(folder), victims, told.master, told.seed, told.patience, say=True)
+            outcome = crash(
+                Path(folder), victims, told.master, told.seed, told.patience, told.minutes, say=True
+            )
         except (AssertionError, SluiceError) as stuck:
             print(stuck)
             return 1

@@ -61,7 +61,7 @@ class Watch(threading.Thread):
         self._heard = time.monotonic()
 
     def run(self) -> None:
-        while not self._ended.wait(1.0):
+        while not self._ended.wait(min(1.0, self._seconds)):
             if time.monotonic() - self._heard > self._seconds:
                 print(f"nothing has moved for {self._seconds:.0f} s; this is where it stands:", flush=True)
                 faulthandler.dump_traceback(sys.stdout, all_threads=True)
