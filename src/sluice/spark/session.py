@@ -46,7 +46,7 @@ def session(app: str = "sluice", master: str = "", **settings: str) -> SparkSess
             )  # else Spark begins with two warnings about names
     for name, value in {**told, **settings}.items():
         builder = builder.config(name, value)
-    if not chosen.startswith("local"):
+    if not chosen.startswith("local") or SparkSession.getActiveSession() is not None:
         return builder.getOrCreate()
     with lean_home():
         return builder.getOrCreate()
