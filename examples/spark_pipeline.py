@@ -114,6 +114,7 @@ def main(mqtt: str, where: Where, folder: Path) -> None:
         f"{DEVICES} devices published {len(ends)} orders: {ends.count('shipped')} shipped, {ends.count('dead')} dead"
     )
 
+    print("starting Spark, which takes a moment ...", flush=True)
     settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "1", "spark.log.level": "ERROR"}
     spark = session("example", **settings)
     table = folder / "orders"
@@ -159,7 +160,8 @@ def start_broker(stack: ExitStack, folder: Path) -> tuple[str, str]:
     command = [sys.executable, "-m", "sluice", "serve", "--data", str(folder / "data"), "--grpc", "off"]
     for door in ("--mqtt", "--http"):
         command += [door, "127.0.0.1:0"]
-    broker = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    log = stack.enter_context((folder / "broker.log").open("w"))
+    broker = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True))
     stack.callback(broker.terminate)
     assert broker.stdout is not None
     ready = dict(re.findall(r"(\w+)=(\S+)", broker.stdout.readline()))

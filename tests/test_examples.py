@@ -136,6 +136,7 @@ def test_spark_pipeline(start_broker: StartBroker) -> None:
     said = [line for line in done.stdout.splitlines() if not line.startswith("the report is ")]
     assert said == [
         "3 devices published 60 orders: 54 shipped, 6 dead",
+        "starting Spark, which takes a moment ...",
         "archived 60 messages",
         "6 dead letters: weight is not a number (max_retries)",
         "repaired and put back 6: 6 shipped",

@@ -7,38 +7,45 @@ small batches (`streams.py`). Each round waits until both have got on, and a ran
 Python process of Spark's (a reader, a writer, the planner), the broker, the driver with its Java, or with a master that
 has executors of their own one of those. What was killed is started again. At the end every number must be in the
 target queue once and in the table once, and nothing may be left in the source queue.
+
+Nothing here waits without an end. Who waits for longer than `patience` says what for, with the driver's log and a file
+of what each of its threads was doing, in Python and in Java; a `Watch` sees to it also where a call does not come back.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pyarrow as pa
-
 from sluice.errors import SluiceError
 from sluice.spark import Door, Where
-from sluice.spark.faults import Refused
 from tests.brokers import Broker, same_build
+from tests.spark.feeding import LOOK_SECONDS, Feeder, finished
+from tests.spark.processes import Watch, descendants, free_port
 from tests.spark.streams import ARCHIVE, MOVER, SOURCE, TARGET
 
-AT_ONCE = 40  # messages of a batch of the feeder
-AHEAD = 400
 PROGRAM = str(Path(__file__).with_name("streams.py"))
-PATIENCE = 180.0  # seconds for anything to happen: a driver starts slowly on a busy machine
+PATIENCE = 180.0  # seconds for anything to happen: a driver starts slowly, on a busy machine very slowly
+LONGEST_CALL = (
+    600.0  # a broker that has taken a request and is mute: the door hangs up after 330 s, and tries again
+)
+LONGEST_CALL = (
+    600.0  # a broker that has taken a request and is mute: the door hangs up after 330 s, and tries again
+)
+DUMP_SECONDS = 5.0  # for a process to write down what its threads do
 DRIVER, BROKER, WORKER, EXECUTOR = "driver", "broker", "worker", "executor"
-PYTHON_MARK, EXECUTOR_MARK = "pyspark.daemon", "CoarseGrainedExecutorBackend"
+PYTHON_MARK, EXECUTOR_MARK, JAVA_MARK = "pyspark.daemon", "CoarseGrainedExecutorBackend", "SparkSubmit"
 
 
 @dataclass
@@ -63,87 +70,42 @@ class Outcome:
         return found
 
 
-def descendants(pid: int) -> dict[int, tuple[int, str]]:
-    """The processes below one: parent and command line of each."""
-    every: dict[int, tuple[int, str]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except (OSError, IndexError):
-                continue  # it has ended meanwhile
-            every[int(entry.name)] = (parent, words)
-    found: dict[int, tuple[int, str]] = {}
-    below = {pid}
-    while below:
-        below = {child for child, (parent, _) in every.items() if parent in below}
-        found.update({child: every[child] for child in below})
-    return found
-
-
-class Feeder(threading.Thread):
-    """Numbers into the queue, each once, whatever becomes of the broker: what is not answered is sent again. It stays a
-    few batches ahead of the streams."""
-
-    def __init__(self, where: Where) -> None:
-        super().__init__()
-        self._where = where
-        self.fed = 0
-        self.ending = threading.Event()
-
-    def run(self) -> None:
-        batch = 0
-        while not self.ending.wait(0.1):
-            if self.fed - self._slowest() > AHEAD:
-                continue
-            numbers = [b"%d" % nth for nth in range(self.fed, self.fed + AT_ONCE)]
-            table = pa.table({"value": numbers, "key": [b"%d" % (int(one) % 7) for one in numbers]})
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, table.schema) as stream:
-                stream.write_table(table)
-            while True:
-                try:
-                    with Door(self._where) as door:
-                        stage = door.stage("feeder", batch, SOURCE, bytes(sink.getvalue()))
-                        door.commit("feeder", batch, [stage], AT_ONCE)
-                    break
-                except Refused as refusal:
-                    if refusal.code != "stale_batch":  # the broker was killed in between
-                        raise
-            batch += 1
-            self.fed += AT_ONCE
-
-    def _slowest(self) -> int:
-        with Door(self._where) as door:
-            return min(sum(door.progress(SOURCE, group).values()) for group in (MOVER, ARCHIVE))
-
-
 class Stage:
     """The broker, the driver, and what is known of them."""
 
-    def __init__(self, folder: Path, master: str, seed: int, say: bool) -> None:
+    def __init__(self, folder: Path, master: str, seed: int, patience: float, say: bool) -> None:
         self.folder = folder
+        self._patience = patience
         self.outcome = Outcome()
         self._master = master
         self._draw = random.Random(seed)
         self._say = say
         (folder / "broker").mkdir()
-        self._broker = Broker(folder / "broker", "", (), {})
-        self._http = str(self._broker.address("http"))
-        self.where = Where(f"http://{self._http}", retry_seconds=PATIENCE)
+        self._http = f"127.0.0.1:{free_port()}"
+        self._broker = self._start_broker()
+        self.where = Where(f"http://{self._http}", retry_seconds=patience)
         self.door = Door(self.where)
+        self.feeder = Feeder(self.where)
+        self._watch = Watch(self._give_up, patience + LONGEST_CALL)
+        self._watch.start()
         with Door(self.where) as door:
             door._ask("POST", "/queues", {"name": SOURCE, "partitions": 2})
             for group in (MOVER, ARCHIVE):
                 door.advance(SOURCE, group, {}, create=True)
         self._driver = self._start_driver()
 
+    def _start_broker(self) -> Broker:
+        return Broker(self.folder / "broker", "", ["--http", self._http], {})
+
     def _start_driver(self) -> subprocess.Popen[bytes]:
         with (self.folder / "driver.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, PROGRAM, str(self.folder), self.where.url, self._master],
-                env=same_build(),
+                env={
+                    **same_build(),
+                    "TMPDIR": str(self.folder),
+                    "SPARK_LOCAL_DIRS": str(self.folder / "local"),
+                },
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -155,22 +117,47 @@ class Stage:
 
     def done(self) -> dict[str, int]:
         """How many messages each stream has finished."""
-        return {group: sum(self.door.progress(SOURCE, group).values()) for group in (MOVER, ARCHIVE)}
+        return finished(self.door)
 
     def wait_for(self, what: str, group_counts: dict[str, int]) -> None:
         """Until each stream has finished so many."""
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + self._patience
         while time.monotonic() < until:
             if self._driver.poll() is not None:
                 raise AssertionError(f"the driver has ended by itself\n{self.log()}")
+            if self.feeder.fault is not None:
+                raise AssertionError(f"nothing is published any more: {self.feeder.fault}")
             now = self.done()
+            self._watch.alive()
             if all(now[group] >= count for group, count in group_counts.items()):
                 return
-            time.sleep(0.1)
-        raise AssertionError(f"{what}: {now} and not {group_counts} after {PATIENCE:.0f} s\n{self.log()}")
+            time.sleep(LOOK_SECONDS)
+        raise AssertionError(
+            f"{what}: {now} and not {group_counts} after {self._patience:.0f} s; {self.feeder.fed} are published\n"
+            f"{self.stacks()}"
+        )
 
     def log(self) -> str:
         return (self.folder / "driver.log").read_text(errors="replace")[-3000:]
+
+    def stacks(self) -> str:
+        """The driver's log, and in a file what all its threads are doing: Python writes that at SIGUSR1 (streams.py),
+        and Java at SIGQUIT."""
+        before = (self.folder / "driver.log").stat().st_size
+        said = self.log()
+        if self._driver.poll() is None:
+            java = [pid for pid, (_, words) in descendants(self._driver.pid).items() if JAVA_MARK in words]
+            for pid, number in ((self._driver.pid, signal.SIGUSR1), *((one, signal.SIGQUIT) for one in java)):
+                try:
+                    os.kill(pid, number)
+                except ProcessLookupError:
+                    pass
+            time.sleep(DUMP_SECONDS)
+        with (self.folder / "driver.log").open(errors="replace") as log:
+            log.seek(before)
+            kept = self.folder.with_name(f"{self.folder.name}-threads.txt")
+            kept.write_text(log.read())
+            return f"{said}\nwhat its threads were doing is in {kept}"
 
     def round(self, victim: str) -> None:
         before = self.done()
@@ -179,7 +166,7 @@ class Stage:
         self.outcome.kills[victim] += 1
         if victim == BROKER:
             self._broker.kill()
-            self._broker = Broker(self._broker.folder, "", ["--http", self._http], {})
+            self._broker = self._start_broker()
         elif victim == DRIVER:
             self.kill_driver()
             self._driver = self._start_driver()
@@ -202,13 +189,18 @@ class Stage:
         """With its Java; the Python processes end when nobody talks to them any more."""
         if self._driver.poll() is None:
             os.killpg(self._driver.pid, signal.SIGKILL)
-        self._driver.wait()
+        self._driver.wait(self._patience)
 
     def finish(self, fed: int) -> None:
         """Let the streams come to the end, and count."""
         self.wait_for("at the end", dict.fromkeys((MOVER, ARCHIVE), fed))
         (self.folder / "stop").touch()
-        assert self._driver.wait(PATIENCE) == 0, self.log()
+        try:
+            code = self._driver.wait(self._patience)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the driver does not end\n{self.stacks()}") from None
+        assert code == 0, self.log()
+        self._watch.alive()
         outcome = self.outcome
         outcome.fed = fed
         outcome.archived.update(json.loads((self.folder / "table.json").read_text()))
@@ -217,19 +209,37 @@ class Stage:
                 outcome.moved.update(value.decode() for value in batch.column("value").to_pylist())
         outcome.left = sum(one.latest - one.earliest for one in self.door.offsets(SOURCE).partitions)
 
+    def _give_up(self) -> None:
+        """Nobody to wait for any more: whoever speaks with the broker hears that it is gone."""
+        print(self.stacks(), flush=True)
+        self.kill_driver()
+        self._broker.kill()
+
     def close(self) -> None:
+        self._watch.end()
         self.door.close()
         self.kill_driver()
         self._broker.stop()
 
 
-def crash(folder: Path, victims: list[str], master: str, seed: int, say: bool = False) -> Outcome:
-    stage = Stage(folder, master, seed, say)
-    feeder = Feeder(stage.where)
+def crash(
+    folder: Path,
+    victims: list[str],
+    master: str,
+    seed: int,
+    patience: float = PATIENCE,
+    minutes: float = math.inf,
+    say: bool = False,
+) -> Outcome:
+    """All victims in turn, or as many as `minutes` have room for."""
+    end = time.monotonic() + minutes * 60
+    stage = Stage(folder, master, seed, patience, say)
+    feeder = stage.feeder
     feeder.start()
     try:
         for victim in victims:
-            stage.round(victim)
+            if time.monotonic() < end:
+                stage.round(victim)
         feeder.ending.set()
         feeder.join()
         stage.finish(feeder.fed)
@@ -247,12 +257,20 @@ def main() -> int:
     parser.add_argument(
         "--master", default="local[2,3]", help="local-cluster[1,2,1024] has executors to kill"
     )
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin no further round after so many"
+    )
+    parser.add_argument(
+        "--patience", type=float, default=PATIENCE, metavar="SECONDS", help="until something counts as stuck"
+    )
     told = parser.parse_args()
     turns = [EXECUTOR if told.master.startswith("local-cluster") else WORKER, BROKER, DRIVER]
     victims = [turns[nth % len(turns)] for nth in range(told.rounds)]
     with tempfile.TemporaryDirectory(prefix="sluice-spark-crash-") as folder:
         try:
-            outcome = crash(Path(folder), victims, told.master, told.seed, say=True)
+            outcome = crash(
+                Path(folder), victims, told.master, told.seed, told.patience, told.minutes, say=True
+            )
         except (AssertionError, SluiceError) as stuck:
             print(stuck)
             return 1

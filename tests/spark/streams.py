@@ -2,21 +2,27 @@
 
     python tests/spark/streams.py FOLDER URL MASTER
 
-It ends when FOLDER/stop appears, after writing what is in the table to FOLDER/table.json.
+It ends when FOLDER/stop appears, after writing what is in the table to FOLDER/table.json. At SIGUSR1 it writes down
+where each of its threads stands.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyspark.errors import PySparkException
+
 from sluice.spark import Where, session
 from sluice.spark.pipelines import archive, transform
 from sluice.spark.pipelines.queues import Queues
+from sluice.spark.pipelines.running import explained
 from sluice.spark.pipelines.tables import open_table
 
 if TYPE_CHECKING:
@@ -75,7 +81,10 @@ class Streams:
                 said = str(query.exception()).strip().splitlines()
                 told = [line for line in said if line.startswith("sluice.")] or said[:1]
                 print(f"{name} is started again: {told[0][:300]}", flush=True)
-            self._running[name] = start()
+            try:
+                self._running[name] = start()
+            except PySparkException as fault:  # the process that plans was the one that was killed
+                print(f"{name} does not start: {explained(fault)}", flush=True)
 
     def end(self) -> None:
         for query in self._running.values():
@@ -86,6 +95,7 @@ class Streams:
 
 
 def main() -> None:
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     folder, url, master = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     spark = session("crash", master, **SETTINGS)
     streams = Streams(folder, url, spark)

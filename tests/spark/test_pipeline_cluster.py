@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.cli import app
+from sluice.spark.home import lean_home
 from tests.brokers import same_build
 from tests.services import need_program
 from tests.spark.conftest import House
@@ -36,8 +37,10 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        with lean_home():  # for executors too, whose home is the worker's
+            environ = same_build()
         self._environ = {
-            **same_build(),
+            **environ,
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": HERE,
             "SPARK_WORKER_DIR": str(folder / "work"),

@@ -83,6 +83,19 @@ def test_the_report_of_dead_letters_stands_alone_and_shows_payloads_as_text(lett
     assert "There are none" in dead_letters.report(dead_letters.look(letters.limit(0)), "jobs", NOON)
 
 
+def test_causes_beyond_the_most_frequent_are_counted_too(
+    letters: DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "SHOWN_CAUSES", 1)
+    monkeypatch.setattr(dead_letters, "LAYERS", 1)
+    found = dead_letters.look(letters)
+    assert (found.total, found.kinds, len(found.causes)) == (4, 3, 1)
+    assert {one["cause"] for one in found.spans} == {"row # has no number", None}
+    page = dead_letters.report(found, "jobs", NOON + timedelta(hours=2))
+    assert "These are the 1 most frequent" in page and "other causes" in page
+    assert all(reason in page for reason in ("rejected", "max_retries", "timeout"))
+
+
 def test_flow_counts_windows_and_times_messages_however_a_time_is_written(spark: SparkSession) -> None:
     sent = [
         NOON.isoformat(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -13,12 +14,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import typer
+from pyspark.errors import AnalysisException, StreamingQueryException
 from typer.testing import CliRunner
 
-from sluice.cli import app
+from sluice.cli import app, sparking
+from sluice.cli.failures import Failure
+from sluice.cli.moments import moment
 from sluice.markup import element
+from sluice.spark import home
 from sluice.spark.faults import InvalidOption
-from sluice.spark.pipelines import queues, running, spans
+from sluice.spark.pipelines import audit, queues, running, spans
 from sluice.spark.pipelines.report import charts, page, wording
 from sluice.spark.pipelines.tables import open_table
 from tests.brokers import same_build
@@ -113,8 +119,15 @@ def test_a_failure_of_a_stream_is_told_in_our_words() -> None:
         "[STREAM_FAILED] Query terminated\nTraceback (most recent call last):\n  File x\n"
         "sluice.spark.faults.DataLost: rows are gone. Give it a group\n\tat org.apache\nValueError: other\n"
     )
-    assert running.explained(Exception(java)).what == "DataLost: rows are gone. Give it a group"
+    failure = running.explained(Exception(java))
+    assert (failure.what, failure.kind) == ("rows are gone. Give it a group", "DataLost")
     assert running.explained(Exception("")).what == "Exception"
+    spark = (
+        "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: no room. SQLSTATE: XXKST\nat x"
+    )
+    assert running.explained(Exception(spark)).what == "no room."
+    java = "An error occurred while calling o1.start.\n: java.io.IOException: mkdir of /proc/x failed\n\tat y"
+    assert running.explained(Exception(java)).what == "IOException: mkdir of /proc/x failed"
 
 
 class Endless:
@@ -144,14 +157,140 @@ def test_a_stream_that_is_asked_to_stop_ends_with_a_summary() -> None:
     assert (done.rows, done.batches, done.restarts) == (30, 2, 0)
 
 
+class Broken(Endless):
+    """A stream that has read something, and fails at the first look."""
+
+    def awaitTermination(self, seconds: float) -> bool:
+        raise StreamingQueryException("sluice.spark.faults.BrokerGone: nobody answers")
+
+
+def test_a_stream_goes_on_when_the_broker_was_gone_for_longer_than_a_start_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = Event()
+    monkeypatch.setattr(asked, "wait", lambda pause: False)
+    starts: list[Any] = [
+        Broken(asked),
+        AnalysisException("sluice.spark.faults.BrokerGone: nobody answers"),
+        Endless(asked),
+    ]
+    heard: list[tuple[str, float]] = []
+
+    def start() -> Any:
+        this = starts.pop(0)
+        if isinstance(this, Exception):
+            raise this
+        return this
+
+    done = running.run(start, False, asked=asked, mourn=lambda why, pause: heard.append((why.what, pause)))
+    assert (done.rows, done.restarts, starts) == (30, 2, [])
+    assert heard == [("nobody answers", 1.0), ("nobody answers", 2.0)]
+
+
+def test_a_machine_that_is_too_busy_to_start_python_in_time_is_given_more_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = Event()
+    monkeypatch.setattr(asked, "wait", lambda pause: False)
+
+    class Late(Endless):
+        def awaitTermination(self, seconds: float) -> bool:
+            raise StreamingQueryException("[STREAM_FAILED] Query ... Python worker failed to connect back.")
+
+    starts: list[Any] = [Late(asked), Late(asked), Endless(asked)]
+    done = running.run(lambda: starts.pop(0), once=True, asked=asked)
+    assert (done.rows, done.restarts) == (30, 2)
+    starts = [Late(asked) for _ in range(running.LATE_TRIES + 1)]
+    with pytest.raises(running.StreamFailed, match="too much to do"):
+        running.run(lambda: starts.pop(0), once=True, asked=asked)
+
+
+def test_a_stream_that_cannot_even_begin_is_not_tried_again() -> None:
+    def start() -> Any:
+        raise AnalysisException("no such column")
+
+    with pytest.raises(AnalysisException):
+        running.run(start, once=False)
+
+
 def test_a_table_is_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "batch=q-000000000").mkdir()
     with pytest.raises(InvalidOption, match="Parquet files, not delta"):
         open_table(tmp_path, "delta")
     with pytest.raises(InvalidOption, match="orc"):
         open_table(tmp_path / "new", "orc")
-    with pytest.raises(InvalidOption, match="not a path"):
-        open_table("s3://bucket/table")
+    for name in ("s3://bucket/table", Path("s3://bucket/table")):
+        with pytest.raises(InvalidOption, match="not a path"):
+            open_table(name)
+
+
+def test_an_audit_refuses_what_names_nothing_before_spark_is_started(tmp_path: Path) -> None:
+    (tmp_path / "a.json").touch()
+    assert audit.parse(f"json:{tmp_path}/*.json#job") == audit.Source("json", f"{tmp_path}/*.json", "job")
+    assert audit.parse("queue:a").queue == "a"
+    for wrong, said in (
+        ("json:nowhere.json", "no file nowhere.json"),
+        ("xml:a", "names no source"),
+        ("queue:", "names no source"),
+        (str(tmp_path), "holds no rows"),
+    ):
+        with pytest.raises(InvalidOption, match=said):
+            audit.parse(wrong)
+
+
+def test_a_time_is_one_and_two_hours_ago_only_where_a_command_is_not_repeated() -> None:
+    assert moment("--since", "2030-01-31", None) == "2030-01-31T00:00:00.000+00:00"
+    assert moment("--since", "2h", 7200.0) == "1970-01-01T00:00:00.000+00:00"
+    for now in (None, 7200.0):
+        with pytest.raises(Failure, match="--since 'soon' is n"):
+            moment("--since", "soon", now)
+    with pytest.raises(Failure, match="is not a time"):
+        moment("--since", "2h", None)
+
+
+def test_java_starts_its_pythons_without_the_zip_that_has_no_compiled_modules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(home.VARIABLE, raising=False)
+    with home.lean_home():
+        made = Path(os.environ[home.VARIABLE])
+        assert (made / "jars").is_dir() and (made / "bin" / "spark-submit").is_file()
+        assert not (made / "python").exists()
+    assert home.VARIABLE not in os.environ
+    monkeypatch.setenv(home.VARIABLE, "/their/own")
+    with home.lean_home():
+        assert os.environ[home.VARIABLE] == "/their/own"
+
+
+def test_spark_is_told_the_file_of_a_token_and_not_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret")
+    monkeypatch.setenv("SLUICE_TOKEN_FILE", str(file))
+    heard: list[dict[str, str]] = []
+    program = typer.Typer()
+
+    @sparking.pipeline(program, "one")
+    def one(visit: sparking.SparkVisit) -> None:
+        heard.append(visit.queues.options())
+
+    for words in ([], ["--token-file", str(file)], ["--token", "other"]):
+        assert CliRunner().invoke(program, words).exit_code == 0
+    assert [told.get("tokenFile") for told in heard] == [str(file), str(file), None]
+    assert [told.get("token") for told in heard] == [None, None, "other"]
+
+
+def test_a_java_that_was_killed_is_told_in_words() -> None:
+    from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
+
+    for fault in (
+        Py4JNetworkError("Answer from Java side is empty"),
+        Py4JError("An error occurred while calling o55.awaitTermination"),
+        ConnectionRefusedError(111, "Connection refused"),
+    ):
+        with pytest.raises(Failure, match="Java, in which Spark runs, has ended"), sparking._in_words(None):
+            raise fault
 
 
 def test_without_java_a_pipeline_says_in_one_line_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
@@ -16,11 +15,11 @@ from sluice.cli.api import of_queue
 from sluice.cli.completion import Queue, complete_group
 from sluice.cli.failures import Failure, wrong_command
 from sluice.cli.messages import Limit, show_message
+from sluice.cli.moments import moment
 from sluice.cli.options import DryRun, ToAll, Yes
 from sluice.cli.output import BAD, FAINT, Column, Output, styled, table
 from sluice.cli.remote import Visit, command
 from sluice.cli.wording import ago, count, one_line, plural
-from sluice.notation import parse_duration
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: see, put back, throw away.")
 
@@ -172,26 +171,8 @@ def purge(
 
 def _filter(reason: str, group: str, since: str, until: str, contains: str, now: float) -> dict[str, object]:
     given = {"reason": reason, "group": group, "contains": contains}
-    given |= {"since": _moment("--since", since, now), "until": _moment("--until", until, now)}
+    given |= {"since": moment("--since", since, now), "until": moment("--until", until, now)}
     return {name: value for name, value in given.items() if value}
-
-
-def _moment(flag: str, text: str, now: float) -> str:
-    """A time as it is, or `2h` as two hours before now."""
-    if not text:
-        return ""
-    try:
-        return datetime.fromtimestamp(now - parse_duration(text), UTC).isoformat(timespec="milliseconds")
-    except (ValueError, OverflowError, OSError):
-        pass
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise wrong_command(
-            f"{flag} {text!r} is neither a time nor a duration",
-            "Write 2h for two hours ago, or 2030-01-31T12:00:00Z",
-        ) from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).isoformat(timespec="milliseconds")
 
 
 def _choose_one(one: bool, every: bool, filtered: bool, verb: str) -> None:

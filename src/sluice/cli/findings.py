@@ -34,8 +34,10 @@ def show_causes(visit: Visit, told: dict[str, Any]) -> None:
         for one in told["causes"][:SHOWN]
     ]
     visit.out.show(table(columns, rows, visit.out.width))
-    causes = plural(len(told["causes"]), "cause")
+    causes = plural(told["kinds"], "cause")
     visit.out.show(styled(f"{plural(told['letters'], 'dead letter')}, {causes}", style="bold"))
+    if told["kinds"] > len(rows):
+        visit.out.note(f"The {len(rows)} most frequent are shown; a report (--to FILE) has more.")
 
 
 def show_repair(visit: Visit, total: int, some: list[dict[str, Any]]) -> None:

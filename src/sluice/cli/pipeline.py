@@ -14,6 +14,7 @@ import typer
 from sluice.cli import pipeline_reports
 from sluice.cli.failures import wrong_command
 from sluice.cli.findings import show_repair
+from sluice.cli.moments import moment
 from sluice.cli.options import DryRun, ToAll, Yes
 from sluice.cli.pipeline_options import By, DropEmpty, Every, Group, Once, Queue, RowsPerBatch, Where
 from sluice.cli.sparking import SparkVisit, counted, pipeline, the_only
@@ -210,7 +211,9 @@ def replay(
         str, typer.Option("--queue", "-q", metavar="QUEUE", help="Into this queue; else each into its own.")
     ] = "",
     where: Where = "",
-    since: Annotated[str, typer.Option(metavar="TIME", help="Stored at or after.")] = "",
+    since: Annotated[
+        str, typer.Option(metavar="TIME", help="Stored at or after, such as 2030-01-31T12:00:00Z.")
+    ] = "",
     until: Annotated[str, typer.Option(metavar="TIME", help="Stored before.")] = "",
     name: Annotated[
         str,
@@ -223,13 +226,14 @@ def replay(
     yes: Yes = False,
 ) -> None:
     """An archive back into a queue, or a part of it. Started again after a crash, it repeats nothing."""
+    begin, end = moment("--since", since, None), moment("--until", until, None)
     visit.api.get("node")
     with visit.spark() as spark:
         from sluice.spark.pipelines import replay as making
         from sluice.spark.pipelines.tables import open_table
 
         table_ = open_table(source)
-        how = {"where": where, "since": since, "until": until, "queue": queue}
+        how = {"where": where, "since": begin, "until": end, "queue": queue}
         total = making.count(spark, table_, version, **how)
         if dry_run:
             if not visit.answered({"would_publish": total, "version": version or table_.version()}):

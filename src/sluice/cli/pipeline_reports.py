@@ -9,6 +9,7 @@ import typer
 
 from sluice.cli.failures import SOMETHING_WRONG, wrong_command
 from sluice.cli.findings import show_causes, show_flow, show_verdict
+from sluice.cli.moments import moment
 from sluice.cli.pipeline_options import Every, Queue, Report
 from sluice.cli.sparking import SparkVisit, leave, pipeline, the_only
 from sluice.cli.streaming import run_stream, spark_time
@@ -26,19 +27,22 @@ def dead_letters(
     visit: SparkVisit,
     queue: Queue = "",
     to: Report = None,
-    since: Annotated[str, typer.Option(metavar="TIME", help="Died at or after.")] = "",
+    since: Annotated[
+        str, typer.Option(metavar="WHEN", help="Died at or after: a time, or 2h for two hours ago.")
+    ] = "",
 ) -> None:
     """What fails, why, and since when: a table, and a report with charts. Without --queue: of all queues."""
     from sluice.spark.pipelines import dead_letters as making
     from sluice.spark.pipelines.report import page
 
+    begin = moment("--since", since, visit.now)
     if visit.have_died(queue):
         with visit.spark() as spark:
             from pyspark.sql import functions as f
 
             letters = visit.queues.read(spark, f"dlq/{queue}" if queue else "/dlq/.*/", headers=False)
-            if since:
-                letters = letters.where(f.coalesce("dead_at", "timestamp") >= f.lit(since).cast("timestamp"))
+            if begin:
+                letters = letters.where(f.coalesce("dead_at", "timestamp") >= f.lit(begin).cast("timestamp"))
             found = making.look(letters)
     else:
         found = making.NONE
@@ -139,13 +143,18 @@ def audit(
 
     SOURCE#EXPR says what the id of a row is, in SQL; else it is message_id, or id.
     """
-    given = {"published": published, "acked": acked, "dead": dead, "waiting": waiting, "archived": archived}
+    from sluice.spark.pipelines import audit as making
+
+    told = {"published": published, "acked": acked, "dead": dead, "waiting": waiting, "archived": archived}
+    given = {name: making.parse(source) for name, source in told.items() if source}
+    making.check(given)
+    for source in given.values():
+        if source.queue and not source.queue.startswith("dlq/"):  # of those the first death makes one
+            visit.check_queue(source.queue)
     # Many small pieces rather than few large ones: what a task holds must fit into memory, or is spilled.
     with visit.spark(**{"spark.sql.shuffle.partitions": "64"}) as spark:
-        from sluice.spark.pipelines import audit as making
-
         queues = visit.queues
-        sides = {name: making.side_of(spark, queues, source) for name, source in given.items() if source}
+        sides = {name: making.side_of(spark, queues, source) for name, source in given.items()}
         verdict = making.judge(sides)
     if not visit.answered(verdict.summary()):
         show_verdict(visit, verdict.summary(), making.FAULTS)

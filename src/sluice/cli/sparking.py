@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
@@ -26,10 +26,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec
 import typer
 
 from sluice.cli.api import of_queue
-from sluice.cli.failures import NOT_FOUND, NOT_REACHABLE, Failure, wrong_command
+from sluice.cli.failures import (
+    NOT_FOUND,
+    NOT_REACHABLE,
+    REFUSED,
+    WRONG_COMMAND,
+    Failure,
+    wrong_command,
+)
 from sluice.cli.options import COMMON, Where, find_broker
 from sluice.cli.remote import Visit, registered
-from sluice.errors import SluiceError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,6 +45,17 @@ if TYPE_CHECKING:
 
 # They write a page of JSON for each mistake in SQL, which we tell in a line.
 LOUD: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+# By the kinds of our own faults, which say what to do themselves.
+CODES: Final = {
+    "InvalidOption": WRONG_COMMAND,
+    "BrokerGone": NOT_REACHABLE,
+    "Refused": REFUSED,
+    "DataLost": REFUSED,
+}
+JAVA_GONE: Final = (
+    "Mostly it was killed because memory ran out: give it less to do at once, or more with --conf"
+    " spark.driver.memory=4g. A stream goes on from its checkpoint."
+)
 PANEL: Final = "Spark"
 P = ParamSpec("P")
 INSTALL: Final = "pip install 'sluice[spark]'"
@@ -70,9 +87,18 @@ SHARED: Final[dict[str, tuple[Any, Any]]] = {"master": (Master, ""), "conf": (Co
 class SparkVisit(Visit):
     """A command that starts Spark."""
 
-    def __init__(self, name: str, where: Where, as_json: bool, master: str, conf: list[str] | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        where: Where,
+        as_json: bool,
+        master: str = "",
+        conf: list[str] | None = None,
+        token_file: str = "",
+    ) -> None:
         super().__init__(where, as_json)
         self._name = name
+        self._token_file = token_file
         self._master = master
         self._conf = conf or []
 
@@ -81,7 +107,8 @@ class SparkVisit(Visit):
         from sluice.spark import Where as DoorOf
         from sluice.spark.pipelines.queues import Queues
 
-        return Queues(DoorOf(self.where.url, self.where.token, ca=str(self.where.ca or "")))
+        token = "" if self._token_file else self.where.token
+        return Queues(DoorOf(self.where.url, token, self._token_file, str(self.where.ca or "")))
 
     def check_queue(self, name: str) -> None:
         """Before Spark is started: a wrong name or address is told in a second, not after ten."""
@@ -102,6 +129,7 @@ class SparkVisit(Visit):
     def spark(self, **more: str) -> Iterator[SparkSession]:
         """A session with the user's settings, or the one that runs already, which is then left running. Whatever goes
         wrong while it is used is told in words."""
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.logger import PySparkLogger
         from pyspark.sql import SparkSession
 
@@ -123,7 +151,8 @@ class SparkVisit(Visit):
             with _in_words(log):
                 yield spark
         finally:
-            spark.stop()
+            with suppress(Py4JError, OSError):  # there is nobody to stop any more
+                spark.stop()
         log.remove()
 
 
@@ -140,9 +169,19 @@ def pipeline(
         json: bool,
     ) -> SparkVisit:
         need_spark()
-        return SparkVisit(name, find_broker(url, token, token_file, ca), json, master, conf)
+        where = find_broker(url, token, token_file, ca)
+        return SparkVisit(name, where, json, master, conf, _file_of(token, token_file))
 
     return registered(app, name, SHARED, begin)
+
+
+def _file_of(token: str | None, token_file: Path | None) -> str:
+    """The file that the token came from, if it came from one: Spark is told its name, and not what is in it, and looks
+    into it anew when a token was renewed."""
+    if token_file is None and not os.environ.get("SLUICE_TOKEN", "").strip():
+        named = os.environ.get("SLUICE_TOKEN_FILE")
+        token_file = Path(named) if named else None
+    return "" if token or token_file is None else str(token_file.absolute())
 
 
 def need_spark() -> None:
@@ -189,7 +228,7 @@ class _Log:
 @contextmanager
 def _in_words(log: _Log | None) -> Iterator[None]:
     """Spark's own exceptions are pages long."""
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError
     from pyspark.errors import AnalysisException, ParseException, PySparkException
 
     from sluice.spark.faults import BrokerGone, Refused
@@ -197,20 +236,35 @@ def _in_words(log: _Log | None) -> Iterator[None]:
 
     try:
         yield
-    except (AnalysisException, ParseException) as fault:
+    except (PySparkException, Py4JError, ConnectionError) as fault:
+        if is_java_gone(fault):
+            raise Failure(
+                "Java, in which Spark runs, has ended in the middle of it",
+                " ".join(filter(None, (JAVA_GONE, log.advice() if log is not None else ""))),
+            ) from None
         failure = explained(fault)
-        raise wrong_command(failure.what, failure.do or "Mend the SQL expression") from None
-    except (PySparkException, Py4JError) as fault:
-        failure = explained(fault)
+        if failure.kind in CODES:
+            raise Failure(failure.what, failure.do, CODES[failure.kind]) from None
+        if isinstance(fault, (AnalysisException, ParseException)):
+            raise wrong_command(failure.what, "Mend the SQL expression") from None
         raise Failure(failure.what, failure.do or (log.advice() if log is not None else "")) from None
     except BrokerGone as fault:
         raise Failure(fault.what, fault.do, NOT_REACHABLE) from None
     except Refused as fault:
         raise Failure(fault.what, fault.do, NOT_FOUND if fault.code.startswith("unknown_") else 1) from None
-    except SluiceError as fault:
-        if isinstance(fault, StreamFailed) and log is not None and not fault.do:
+    except StreamFailed as fault:
+        if fault.kind in CODES:
+            raise Failure(fault.what, fault.do, CODES[fault.kind]) from None
+        if log is not None and not fault.do:
             fault.do = log.advice()
         raise
+
+
+def is_java_gone(fault: Exception) -> bool:
+    """Whether nobody answered: what Java says itself comes as a kind of its own, Py4JJavaError."""
+    from py4j.protocol import Py4JError, Py4JNetworkError
+
+    return isinstance(fault, (Py4JNetworkError, ConnectionError)) or type(fault) is Py4JError
 
 
 @contextmanager

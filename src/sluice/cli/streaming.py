@@ -24,7 +24,16 @@ def run_stream(
     if not once:
         visit.out.note(f"{doing}; Ctrl-C stops it, and it goes on from there the next time")
     with counted(visit, doing, total) as tell, asked_to_stop() as asked:
-        done = running.run(start, once, lambda progress: tell(progress.rows), asked)
+        done = running.run(
+            start,
+            once,
+            lambda progress: tell(progress.rows),
+            asked,
+            # What it says of a cure is not for one who tries again by himself.
+            lambda failure, pause: visit.out.note(
+                f"{failure.what.partition('. ')[0]}; trying again in {duration(pause)}"
+            ),
+        )
     if once and asked.is_set():
         raise KeyboardInterrupt  # it has not come to its end
     return done

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from sluice.spark.faults import InvalidOption
+from sluice.spark.home import lean_home
 from sluice.spark.java import check_java
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 MASTER: Final = (
     "local[*,3]"  # all cores; three tries for a task: plain local[*] gives up at the first failure
 )
+LOOPBACK: Final = "127.0.0.1"
 SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"  # spark-submit has started us, and Java runs already
 
 
@@ -38,7 +40,13 @@ def session(app: str = "sluice", master: str = "", **settings: str) -> SparkSess
         builder = builder.master(chosen)
         if chosen.startswith("local"):
             # Nobody outside has business with a driver that has no executors, and a host name may lead nowhere.
-            told |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+            told |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
+            os.environ.setdefault(
+                "SPARK_LOCAL_IP", LOOPBACK
+            )  # else Spark begins with two warnings about names
     for name, value in {**told, **settings}.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    if not chosen.startswith("local") or SparkSession.getActiveSession() is not None:
+        return builder.getOrCreate()
+    with lean_home():
+        return builder.getOrCreate()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from pathlib import Path
+from glob import glob
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
@@ -89,7 +89,7 @@ FAULTS: Final = {
 
 def judge(sides: Mapping[str, DataFrame], examples: int = EXAMPLES) -> Verdict:
     """Find what is missing and what is double. Only where something is wrong, a second pass looks for the ids."""
-    _check(sides)
+    check(sides)
     verdict = Verdict([name for name in SIDES if name in sides])
     counts = reconcile(sides)
     conditions = _conditions(sides)
@@ -115,7 +115,8 @@ def judge(sides: Mapping[str, DataFrame], examples: int = EXAMPLES) -> Verdict:
     return verdict
 
 
-def _check(sides: Mapping[str, DataFrame]) -> None:
+def check(sides: Mapping[str, object]) -> None:
+    """Whether there is something to compare."""
     if "published" not in sides or len(sides) < 2:
         raise InvalidOption(
             "an audit compares what was published with something",
@@ -148,26 +149,56 @@ def _double(archived: DataFrame, suspects: DataFrame) -> DataFrame:
     return rows.where("count > 1").select("id").distinct()
 
 
-def side_of(spark: SparkSession, queues: Queues, source: str) -> DataFrame:
-    """A side from a word of the command line: `queue:NAME`, `json:`, `csv:` or `parquet:` and a path, or the directory
-    of an archive; with `#EXPRESSION` behind it, which says what the id is."""
-    where, _, expression = source.partition("#")
-    kind, colon, rest = where.partition(":")
+@dataclass(frozen=True)
+class Source:
+    """Where a side comes from: `queue:NAME`, `json:`, `csv:` or `parquet:` and a path, or the directory of an archive;
+    with `#EXPRESSION` behind it, which says what the id is."""
+
+    kind: str
+    place: str
+    expression: str
+
+    @property
+    def queue(self) -> str:
+        return self.place if self.kind == QUEUE else ""
+
+
+QUEUE: Final = "queue"
+ARCHIVE: Final = "archive"
+FILES: Final = ("json", "csv", "parquet")
+
+
+def parse(text: str) -> Source:
+    """What the command line says; refused if it names nothing, or a file that is not there."""
+    where, _, expression = text.partition("#")
+    kind, colon, place = where.partition(":")
     if not colon:
-        kind, rest = "archive", where
-    if kind == "queue":
-        rows = queues.read(spark, rest)
-    elif kind == "archive":
-        rows = open_table(Path(rest)).read(spark)
-    elif kind == "json":
-        rows = spark.read.json(rest)
-    elif kind == "csv":
-        rows = spark.read.csv(rest, header=True)
-    elif kind == "parquet":
-        rows = spark.read.parquet(rest)
-    else:
+        kind, place = ARCHIVE, where
+    if kind not in (QUEUE, ARCHIVE, *FILES) or not place:
         raise InvalidOption(
-            f"{source!r} names no source",
+            f"{text!r} names no source",
             "Give queue:NAME, json:PATH, csv:PATH, parquet:PATH or the directory of an archive",
         )
-    return identified(rows, expression)
+    if kind == ARCHIVE:
+        open_table(place).check()
+    elif kind in FILES and not glob(place) and "://" not in place:
+        raise InvalidOption(f"{text!r}: there is no file {place}", "Correct the path")
+    return Source(kind, place, expression)
+
+
+def side_of(spark: SparkSession, queues: Queues, source: Source) -> DataFrame:
+    """The rows of a side. A queue of dead letters that is not there is one in which nobody has died yet."""
+    place = source.place
+    if source.kind == ARCHIVE:
+        rows = open_table(place).read(spark)
+    elif source.kind == "json":
+        rows = spark.read.json(place)
+    elif source.kind == "csv":
+        rows = spark.read.csv(place, header=True)
+    elif source.kind == "parquet":
+        rows = spark.read.parquet(place)
+    elif place.startswith("dlq/") and not queues.exists(place):
+        return spark.createDataFrame([], "id string")
+    else:
+        rows = queues.read(spark, place)
+    return identified(rows, source.expression)

@@ -6,7 +6,7 @@ description with those replaced by `#`: a thousand letters become the handful of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -64,10 +64,12 @@ def causes(letters: DataFrame) -> DataFrame:
     )
 
 
-def over_time(letters: DataFrame, bucket: timedelta) -> DataFrame:
-    """How many died in each span of time, by cause."""
+def over_time(letters: DataFrame, bucket: timedelta, named: Sequence[str]) -> DataFrame:
+    """How many died in each span of time, by cause; those of causes that are not named together, under null."""
+    cause = f.when(f.col("cause").isin(list(named)), f.col("cause"))
     return (
         with_cause(letters)
+        .withColumn("cause", cause)
         .groupBy(f.window("died", f"{int(bucket.total_seconds())} seconds").alias("span"), "cause")
         .agg(f.count("*").alias("letters"))
         .select(f.col("span.start").alias("start"), "cause", "letters")
@@ -77,21 +79,23 @@ def over_time(letters: DataFrame, bucket: timedelta) -> DataFrame:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a report tells, collected: as many rows as there are causes, not letters."""
+    """What a report tells, collected: a bounded number of rows, however many letters and causes there are."""
 
     total: int
+    kinds: int  # of causes; `causes` are the most frequent
     since: datetime | None
     until: datetime | None
     bucket: timedelta
     causes: list[Row]
     spans: list[Row]
-    groups: list[Row]
+    ends: list[Row]  # by queue, group and reason
     newest: list[Row]
 
     def summary(self) -> dict[str, Any]:
         """For `--json`."""
         return {
             "letters": self.total,
+            "kinds": self.kinds,
             "since": _iso(self.since),
             "until": _iso(self.until),
             "causes": [
@@ -112,7 +116,7 @@ class Findings:
         }
 
 
-NONE: Final = Findings(0, None, None, timedelta(hours=1), [], [], [], [])
+NONE: Final = Findings(0, 0, None, None, timedelta(hours=1), [], [], [], [])
 
 
 def look(letters: DataFrame) -> Findings:
@@ -120,13 +124,14 @@ def look(letters: DataFrame) -> Findings:
     letters = letters.persist()
     try:
         dated = with_cause(letters)
-        total, since, until = dated.agg(f.count("*"), f.min("died"), f.max("died")).collect()[0]
+        kinds = f.count_distinct("failed_queue", "why", "cause")
+        total, kinds_, since, until = dated.agg(f.count("*"), kinds, f.min("died"), f.max("died")).collect()[
+            0
+        ]
         bucket = choose_bucket(since, until)
-        groups = (
-            dated.groupBy("failed_queue", f.coalesce("original_group", f.lit("(no group)")).alias("group"))
-            .agg(f.count("*").alias("letters"))
-            .orderBy(f.desc("letters"))
-        )
+        group = f.coalesce("original_group", f.lit("(no group)")).alias("group")
+        ends = dated.groupBy("failed_queue", group, "why").agg(f.count("*").alias("letters"))
+        frequent = causes(letters).limit(SHOWN_CAUSES).collect()
         newest = dated.orderBy(f.desc("died")).select(
             "message_id",
             "died",
@@ -139,12 +144,13 @@ def look(letters: DataFrame) -> Findings:
         )
         return Findings(
             total,
+            kinds_,
             since,
             until,
             bucket,
-            causes(letters).limit(SHOWN_CAUSES).collect(),
-            over_time(letters, bucket).collect(),
-            groups.limit(LAYERS).collect(),
+            frequent,
+            over_time(letters, bucket, list(_tones(frequent))[:LAYERS]).collect(),
+            ends.collect(),
             newest.limit(SHOWN_LETTERS).collect(),
         )
     finally:
@@ -165,8 +171,8 @@ def report(found: Findings, queue: str, now: datetime | None = None) -> str:
         page.facts(
             [
                 ("dead letters", wording.count(found.total)),
-                ("different causes", wording.count(len(found.causes))),
-                ("queues", wording.count(len({one["failed_queue"] for one in found.causes}))),
+                ("different causes", wording.count(found.kinds)),
+                ("queues", wording.count(len({one["failed_queue"] for one in found.ends}))),
                 ("first", f"{wording.lasting(_ago(found.since, now))} ago"),
                 ("latest", f"{wording.lasting(_ago(found.until, now))} ago"),
             ]
@@ -211,28 +217,35 @@ def _chart(found: Findings, tones: dict[str, int]) -> Piece:
 
 
 def _reasons(found: Findings) -> Piece:
-    sums: dict[str, int] = {}
-    for one in found.causes:
-        sums[one["why"]] = sums.get(one["why"], 0) + one["letters"]
-    rows = sorted(sums.items(), key=lambda pair: -pair[1])
-    return charts.shares("Why", "by reason", [(name, number, 0) for name, number in rows])
+    sums = _sums((one["why"], one["letters"]) for one in found.ends)
+    return charts.shares("Why", "by reason", [(name, number, 0) for name, number in sums])
 
 
 def _groups(found: Findings) -> Piece:
-    queues = {one["failed_queue"] for one in found.groups}
-    rows = [
-        (one["group"] if len(queues) == 1 else f"{one['failed_queue']} · {one['group']}", one["letters"], 0)
-        for one in found.groups
-    ]
-    return charts.shares("Who gave up", "by consumer group", rows)
+    queues = {one["failed_queue"] for one in found.ends}
+    sums = _sums(
+        (one["group"] if len(queues) == 1 else f"{one['failed_queue']} · {one['group']}", one["letters"])
+        for one in found.ends
+    )
+    return charts.shares(
+        "Who gave up", "by consumer group", [(name, number, 0) for name, number in sums[:LAYERS]]
+    )
+
+
+def _sums(pairs: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The largest first."""
+    sums: dict[str, int] = {}
+    for name, number in pairs:
+        sums[name] = sums.get(name, 0) + number
+    return sorted(sums.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
 def _cause_table(found: Findings, tones: dict[str, int], now: datetime) -> Piece:
     columns = [
         page.Column("what was said, and a payload for which", wide=True),
+        page.Column("letters", number=True),
         page.Column("queue"),
         page.Column("reason"),
-        page.Column("letters", number=True),
         page.Column("keys", number=True),
         page.Column("tries", number=True),
         page.Column("since"),
@@ -241,9 +254,9 @@ def _cause_table(found: Findings, tones: dict[str, int], now: datetime) -> Piece
     rows: list[list[Piece]] = [
         [
             _said(one["cause"], one["payload"], tones.get(one["cause"], LAYERS)),
+            wording.count(one["letters"]),
             one["failed_queue"],
             one["why"],
-            wording.count(one["letters"]),
             wording.count(one["keys"]),
             "" if one["attempts"] is None else f"{one['attempts']:g}",
             wording.moment(one["since"]),
@@ -255,7 +268,8 @@ def _cause_table(found: Findings, tones: dict[str, int], now: datetime) -> Piece
         "What goes wrong",
         columns,
         rows,
-        "Numbers and ids in what was said are written as #: letters that differ in nothing else are one cause.",
+        "Numbers and ids in what was said are written as #: letters that differ in nothing else are one cause."
+        + (f" These are the {len(rows)} most frequent." if found.kinds > len(rows) else ""),
     )
 
 

@@ -64,6 +64,16 @@ class Queues:
             .load()
         )
 
+    def exists(self, queue: str) -> bool:
+        with Door(self.where) as door:
+            try:
+                door.offsets(queue)
+            except Refused as refusal:
+                if refusal.code.startswith("unknown_"):
+                    return False
+                raise
+            return True
+
     def lag(self, queue: str, group: str) -> int:
         """Messages between where the group stands and the end; of a group that is yet to come, all that are kept."""
         with Door(self.where) as door:

@@ -20,13 +20,22 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS: Final = 0.5
 LONGEST_PAUSE: Final = 60.0
+LATE: Final = "Late"
+LATE_TRIES: Final = 5
 # The last words of a Python traceback that came through Java: our own faults tell what to do.
 _OURS: Final = re.compile(r"^sluice\.(?:\w+\.)*(\w+): (.+)$", re.MULTILINE)
-_THEIRS: Final = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
+# What Spark puts around what it says, for programs.
+_FRAME: Final = re.compile(r"^\[[A-Z_.]+\] (?:Query \[.*?\] terminated with exception: )?|\s*SQLSTATE: .*$")
+_LATE: Final = "Python worker failed to connect back"
+_THEIRS: Final = re.compile(r"^(?:: )?(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
 
 
 class StreamFailed(SluiceError):
-    """A stream ended by a fault."""
+    """A stream ended by a fault. `kind` is the name of its class: BrokerGone, DataLost ..."""
+
+    def __init__(self, what: str, do: str = "", kind: str = "") -> None:
+        super().__init__(what, do)
+        self.kind = kind
 
 
 @dataclass
@@ -55,28 +64,41 @@ def run(
     once: bool,
     tell: Callable[[Progress], None] = lambda progress: None,
     asked: Event | None = None,
+    mourn: Callable[[StreamFailed, float], None] = lambda failure, pause: None,
 ) -> Progress:
-    """Until it ends by itself (`once`), or `asked` is set. Raises `StreamFailed` with the words of the cause."""
-    from pyspark.errors import StreamingQueryException
+    """Until it ends by itself (`once`), or `asked` is set. Raises `StreamFailed` with the words of the cause. `mourn`
+    hears of each failure that is followed by another try, and after how many seconds.
+
+    What stops a first start is for the user to mend, and raised as it is. A later one had run before: then it is the
+    world that has changed, a broker that is gone for longer than a read waits for it, and may change back. And Java
+    waits 10 s for the Python that plans, which a machine may be too busy for: that one is tried again in any case."""
+    from pyspark.errors import PySparkException
 
     asked = asked or Event()
     progress = Progress()
     began = time.monotonic()
     pause = 1.0
+    late = 0
     while True:
-        query = start()
+        query: StreamingQuery | None = None
         rows_before = progress.rows
         try:
+            query = start()
             _follow(query, progress, began, tell, asked)
             return progress
-        except StreamingQueryException as fault:
-            progress.hear(query)
+        except PySparkException as fault:
+            if query is not None:
+                progress.hear(query)
+            elif not progress.restarts:
+                raise
             failure = explained(fault)
-            if once or _is_final(failure):
+            late = late + 1 if failure.kind == LATE else 0
+            if _is_final(failure) or (once and not 0 < late <= LATE_TRIES):
                 raise failure from None
             pause = 1.0 if progress.rows > rows_before else min(2 * pause, LONGEST_PAUSE)
             progress.restarts += 1
             tell(progress)
+            mourn(failure, pause)
             if asked.wait(pause):
                 return progress
 
@@ -106,15 +128,24 @@ def _take_stock(
 
 def _is_final(failure: StreamFailed) -> bool:
     """What no second try mends: an option that cannot be used, rows that are lost."""
-    return failure.what.startswith(("InvalidOption", "DataLost"))
+    return failure.kind in ("InvalidOption", "DataLost")
 
 
 def explained(fault: Exception) -> StreamFailed:
     """The one line of a Java and Python traceback that says what happened."""
-    text = str(fault)
+    text = str(fault).strip()
     ours = _OURS.findall(text)
-    theirs = ours or _THEIRS.findall(text)
-    if not theirs:
-        return StreamFailed(text.strip().splitlines()[0] if text.strip() else type(fault).__name__)
-    name, words = theirs[-1]
-    return StreamFailed(f"{name}: {words}")
+    if ours:
+        kind, words = ours[-1]
+        return StreamFailed(words, kind=kind)
+    if _LATE in text:
+        return StreamFailed(
+            "Spark's Python did not start within the 10 s that Java waits for it",
+            "This machine has too much to do at the moment: try again, or let it do less",
+            LATE,
+        )
+    theirs = _THEIRS.findall(text)
+    if theirs:
+        return StreamFailed(": ".join(theirs[-1]), kind=theirs[-1][0])
+    said = _FRAME.sub("", text.splitlines()[0]) if text else ""
+    return StreamFailed(said or type(fault).__name__)

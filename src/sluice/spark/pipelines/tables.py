@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 import uuid
@@ -35,6 +36,7 @@ FORMATS: Final = ("delta", "parquet")
 OWN: Final = "_sluice"  # below the table: checkpoint and files on their way; readers skip names with _
 FILES_SCHEMA: Final = "name string, bytes bigint, rows bigint"
 ROWS_PER_GROUP: Final = 65_536
+_ELSEWHERE: Final = re.compile(r"[a-z][a-z0-9+.-]+:/")  # s3://...; a Path has one slash of it left
 
 
 class Table(ABC):
@@ -60,10 +62,14 @@ class Table(ABC):
         """What the table consists of, the oldest first; now, or as it was."""
 
     def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
+        return spark.read.parquet(*self.check(version))
+
+    def check(self, version: int | None = None) -> list[str]:
+        """Its files, of which there must be some."""
         found = self.files(version)
         if not found:
             raise InvalidOption(f"{self.path} holds no rows", "Run `sluice pipeline archive` into it first")
-        return spark.read.parquet(*found)
+        return found
 
 
 class DeltaTable(Table):
@@ -177,7 +183,7 @@ def _actions(written: list[tuple[str, int, int]]) -> list[AddAction | RemoveActi
 
 def open_table(path: str | Path, kind: str = "") -> Table:
     """`kind` is delta or parquet; without it the table is what it is, and a new one is Delta."""
-    if "://" in str(path):
+    if _ELSEWHERE.match(str(path)):
         raise InvalidOption(
             f"{path} is not a path", "Archive into a directory that the driver and all executors see"
         )

@@ -134,7 +134,7 @@ def shares(
     lines_: list[Piece] = [
         element(
             "li",
-            element("span", name, class_="share-name"),
+            element("span", name, class_="share-name", title=name),
             element(
                 "span",
                 element(
