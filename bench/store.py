@@ -3,6 +3,7 @@
     python bench/store.py                      all of it, in a directory below the current one
     python bench/store.py --directory /data/x  on the disk that counts; the directory is made, used and removed
     python bench/store.py --messages 100000    fewer messages for the start
+    python bench/store.py --part waits         how long one commit after the other is waited for, by its size
 
 The store runs under uvloop as in the broker: a frame is built (`write_record` per message, which is also where the
 checksum is made), committed, and the next one built when it is done. CPU is that of the whole process, both threads,
@@ -33,6 +34,7 @@ from sluice.store.protocol import HEADER_BYTES, MESSAGE, Record, Recovery, write
 
 BODY = random.Random(1).randbytes(1024)
 BATCHES = {1: 2_000, 10: 20_000, 100: 200_000, 1000: 400_000}
+WAITS = {1: 2_000, 10: 1_000, 50: 500, 200: 200}  # commits by messages in each
 
 
 class Addresses:
@@ -114,6 +116,26 @@ async def measure_commits(directory: str) -> None:
             print(f"{batch:6} {word:>9} {rate:9.0f} {cpu / messages * 1e6:11.2f} {making * 1e6:6.2f}")
 
 
+async def measure_waits(directory: str) -> None:
+    print(f"\n{'batch':>6} {'p50 us':>8} {'p90':>8} {'p99':>8} {'CPU us/commit':>14}")
+    for batch, commits in WAITS.items():
+        shutil.rmtree(directory, ignore_errors=True)
+        bench = Bench(directory)
+        await bench.fill(batch * 10, batch, keep=False)
+        frame = build(0, batch)
+        waits: list[float] = []
+        cpu = time.process_time()
+        for _ in range(commits):
+            begin = time.perf_counter()
+            await bench.commit(frame, batch)
+            waits.append((time.perf_counter() - begin) * 1e6)
+        cpu = time.process_time() - cpu
+        bench.store.close()
+        waits.sort()
+        p50, p90, p99 = (waits[int(commits * share)] for share in (0.5, 0.9, 0.99))
+        print(f"{batch:6} {p50:8.0f} {p90:8.0f} {p99:8.0f} {cpu / commits * 1e6:14.1f}")
+
+
 async def measure_reads(directory: str) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     bench = Bench(directory)
@@ -168,6 +190,8 @@ def measure_starts(directory: str, messages: int) -> None:
 async def run_part(part: str, directory: str, messages: int) -> None:
     if part == "commits":
         await measure_commits(directory)
+    elif part == "waits":
+        await measure_waits(directory)
     elif part == "reads":
         await measure_reads(directory)
     elif part == "open":
@@ -184,7 +208,7 @@ def main() -> None:
     )
     options.add_argument("--directory", default="bench-store")
     options.add_argument("--messages", type=int, default=1_000_000)
-    options.add_argument("--part", choices=["commits", "reads", "starts", "fill", "open"])
+    options.add_argument("--part", choices=["commits", "waits", "reads", "starts", "fill", "open"])
     told = options.parse_args()
     if told.part in ("fill", "open"):
         uvloop.run(run_part(told.part, told.directory, told.messages))
@@ -193,6 +217,8 @@ def main() -> None:
     try:
         if told.part in (None, "commits"):
             uvloop.run(run_part("commits", told.directory, 0))
+        if told.part in (None, "waits"):
+            uvloop.run(run_part("waits", told.directory, 0))
         if told.part in (None, "reads"):
             uvloop.run(run_part("reads", told.directory, 0))
         if told.part in (None, "starts"):

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -134,6 +135,41 @@ def test_bytes_that_are_written_and_synced_in_one_step_are_all_there(tmp_path: P
     files.write_synced(fd, [b"head", b"body" * 1000], 6)
     assert files.read(fd, 5000, 0) == b"beforehead" + b"body" * 1000
     files.close(fd)
+
+
+def test_small_frames_are_written_over_zeros_that_were_laid_out_for_them(embedded: StoreUnderTest) -> None:
+    assert embedded.directory is not None
+    log = embedded.directory / "00000001.log"
+    embedded.commit(message(1))
+    embedded.commit(message(2))  # answered when the first has been followed by zeros
+    size = log.stat().st_size
+    embedded.commit(message(3))
+    assert log.stat().st_size == size > embedded.store.segment_sizes()[1]
+
+
+def test_a_killed_store_opens_without_a_word_about_zeros(embedded: StoreUnderTest, tmp_path: Path) -> None:
+    assert embedded.directory is not None
+    for seq in (1, 2, 3):
+        embedded.commit(message(seq))
+    killed_copy = StoreUnderTest(tmp_path / "copy")
+    assert killed_copy.directory is not None
+    shutil.copytree(embedded.directory, killed_copy.directory)
+    (killed_copy.directory / "lock").unlink()
+    killed_copy.open()
+    assert [record.seq for record in killed_copy.past.records] == [1, 2, 3]
+    assert killed_copy.report.torn_bytes == 0 and killed_copy.report.notes == []
+    killed_copy.store.close()
+
+
+def test_neither_a_full_segment_nor_a_closed_store_has_zeros_behind_its_log(embedded: StoreUnderTest) -> None:
+    assert embedded.directory is not None
+    embedded.fill_segment(0)
+    embedded.commit(message(9999))
+    sizes = embedded.store.segment_sizes()
+    assert len(sizes) == 2
+    assert (embedded.directory / "00000001.log").stat().st_size == sizes[1]
+    embedded.store.close()
+    assert (embedded.directory / "00000002.log").stat().st_size == sizes[2]
 
 
 def test_neighbours_are_read_together(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ class QueueDoor:
     def _enqueue(self, packet: Publish, known: QueueTopic, session: Session, connection: Connection) -> None:
         engine = self.engine
         message = self.message_of(packet)
-        queue = engine.queues.get(known.queue)
+        queue = self._queue_of(known)
         if queue is None:
             queue = self.open(known.queue)
         if queue.rules.schema and not self._fits_schema(queue, message):
@@ -233,6 +233,13 @@ class QueueDoor:
         else:
             engine.publish(queue, message, None, 0)
         session.router.hold_back(connection)
+
+    def _queue_of(self, known: QueueTopic) -> Queue | None:
+        """The queue that a topic names: kept beside the topic, because of many queues most are in no cache."""
+        queue = known.found
+        if queue is None or queue.gone:
+            queue = known.found = self.engine.queues.get(known.queue)
+        return queue
 
     def message_of(self, packet: Publish) -> Message:
         """A PUBLISH as a message: its properties go along unread, but for those that are for the queue."""
@@ -393,7 +400,7 @@ class QueueDoor:
             if not name:
                 more = read_ids(packet.payload)
                 name = more[0]
-        queue = self.engine.queues.get(known.queue)
+        queue = self._queue_of(known)
         if queue is None:
             raise UnknownDelivery(name.decode("utf-8", "replace"))
         group, client = self._group_of(queue, wishes.group, session)

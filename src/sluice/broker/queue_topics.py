@@ -9,9 +9,12 @@ $queue/responses/<id>            a reply: kept in memory until somebody takes it
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
+
+if TYPE_CHECKING:
+    from sluice.queues.queue import Queue
 
 PREFIX: Final = b"$queue/"
 
@@ -44,6 +47,7 @@ class QueueTopic:
         self.queue: str = queue
         self.rest: bytes = rest
         self.cell: i64 = -1  # of a queue that lies in another cell of a cluster: which
+        self.found: Queue | None = None  # the queue by that name, when it was last looked for
 
 
 def parse_queue_topic(topic: bytes) -> QueueTopic:

@@ -325,7 +325,8 @@ class Cursor:
     def write_settled(self, journal: Journal, now_ms: i64) -> None:
         """What was settled since the last frame, as notes of this one."""
         self._dirty = False
-        for how in (ACKED, DEAD, EXPIRED, PURGED):
+        how: i64 = ACKED
+        while how <= PURGED:
             sequences = self._unlogged[how]
             if sequences:
                 note = NoteWriter(SETTLED)
@@ -335,6 +336,7 @@ class Cursor:
                 note.ranges(sequences)
                 self._unlogged[how] = []
                 journal.add_note(note.value(), now_ms, False)
+            how += 1
 
     # ---- counting
 

@@ -410,7 +410,7 @@ class Engine:
         if cursor.floor >= cursor.gate_mark:
             settling.look_at_gates(self, cursor)
         consumer = cursor.consumer
-        if consumer is not None and not consumer.is_hungry:
+        if consumer is not None and not consumer.is_hungry and cursor.has_more():
             consumer.is_hungry = True
             self._hungry.append(consumer)
 

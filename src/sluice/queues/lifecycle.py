@@ -155,6 +155,7 @@ def forget_queue(engine: Engine, queue: Queue) -> None:
         engine.partitions.pop(int(partition.pid), None)
     engine.timers.forget(queue)
     queue.depth = 0
+    queue.gone = True
     engine.queues.pop(queue.name, None)
 
 

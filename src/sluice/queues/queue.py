@@ -29,6 +29,7 @@ class Queue:
         self.name: str = rules.name
         self.rules: Rules = rules
         self.config: str = ""  # the configuration it was made from, as JSON
+        self.gone: bool = False  # deleted: whoever has it at hand must ask for its name again
         self.partitions: list[Partition] = []
         self.groups: dict[str, Group] = {}
         self.gates: list[Gate] = []  # oldest first; gone when nothing is kept any more from before them

@@ -115,7 +115,11 @@ def finish(engine: Engine, lease: Lease, how: i64) -> None:
     if how == ACKED and (lease.history is not None or (lease.message is not None and lease.message.headers)):
         engine.past.remember(lease, name_of(lease).decode("utf-8", "replace"), engine.now)
     if lease.state == LEASED:
-        let_go(engine, lease, True)
+        consumer = lease.consumer
+        full = consumer is not None and consumer.held >= consumer.prefetch
+        take_back(engine, lease, True)
+        if consumer is not None and full:
+            engine.feed(consumer)  # one with room had been offered all there was
     cursor.end_out(lease)
     drop_lease(lease)
     cursor.log_settled(seq, how, engine.journal)
@@ -124,7 +128,15 @@ def finish(engine: Engine, lease: Lease, how: i64) -> None:
 
 
 def let_go(engine: Engine, lease: Lease, alive: bool) -> None:
-    """A LEASED one leaves its consumer, who has room for another; `alive`: by that consumer's own doing."""
+    """A LEASED one leaves its consumer, who is offered another; `alive`: by that consumer's own doing."""
+    consumer = lease.consumer
+    take_back(engine, lease, alive)
+    if consumer is not None:
+        engine.feed(consumer)
+
+
+def take_back(engine: Engine, lease: Lease, alive: bool) -> None:
+    """The same, and the consumer is offered nothing."""
     consumer = lease.consumer
     lease.consumer = None
     lease.cursor.out -= 1
@@ -138,7 +150,6 @@ def let_go(engine: Engine, lease: Lease, alive: bool) -> None:
             consumer.stalled = False
             if consumer.group is not None:
                 engine.rebalance(consumer.group)
-    engine.feed(consumer)
 
 
 # ---- not done

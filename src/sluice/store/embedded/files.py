@@ -20,6 +20,9 @@ from sluice.errors import StoreLocked
 # Descriptors: for a snapshot, a new segment, an index, a directory, and what readers need meanwhile.
 _RESERVE: Final = 8
 _WRITE_SYNCED: Final[int] = getattr(os, "RWF_DSYNC", 0)  # Linux; elsewhere in two steps
+_START_WRITING: Final[int] = getattr(
+    os, "POSIX_FADV_DONTNEED", -1
+)  # in Linux: write now what would be written later
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -156,6 +159,20 @@ class Files:
         if written != total:
             self.write(fd, [b"".join(parts)[written:]], at + written)
             self.sync(fd)
+
+    def lay_out(self, fd: int, zeros: bytes, at: int) -> bool:
+        """Put zeros where the file will be written to soon, and have them on their way to the disk without waiting for
+        them; whether that could be done. Nothing rests on it: a sync of what is later written over them has no blocks
+        to find and no new size to keep, and so less to do."""
+        if _START_WRITING < 0:
+            return False
+        try:
+            if os.pwrite(fd, zeros, at) < len(zeros):
+                return False
+            os.posix_fadvise(fd, at, len(zeros), _START_WRITING)
+        except OSError:
+            return False  # no room for zeros, perhaps: what counts is whether a frame finds some
+        return True
 
     def read(self, fd: int, size: int, at: int) -> bytes:
         """`size` bytes from offset `at`; fewer only where the file ends."""

@@ -30,6 +30,7 @@ from sluice.store.protocol import MESSAGE, ROW_BYTES, Loader, Recovery, write_ro
 
 _UNKNOWN: Final = -1  # an lsn that cannot be foretold
 _END: Final = -1  # no more frames in this segment
+_SECTOR_BYTES: Final = 512
 
 
 class Recovered:
@@ -228,7 +229,9 @@ class Recoverer:
         """A frame that should begin at `offset` is not whole. Returns where to go on, or _END."""
         name = log_name(int(scan.segment))
         if may_be_torn and not self._was_synced(scan, offset, lsn):
-            torn = int(scan.size - offset)
+            torn = len(_without_laid_out(scan.raw(offset, scan.size)))
+            if torn == 0:
+                return _END
             self._report.torn_bytes += torn
             self._report.notes.append(
                 f"the end of {name} was cut by {torn} B: a write that a crash interrupted"
@@ -294,3 +297,10 @@ class Recoverer:
         log.fd = files.create(f"{self._directory}/{log_name(int(log.segment))}")
         files.sync_directory(self._directory)
         log.sizes[int(log.segment)] = 0
+
+
+def _without_laid_out(rest: bytes) -> bytes:
+    """What stands behind the last whole frame, less the zeros that the writer had laid out for the next ones. A few
+    zeros may be the end of a frame that was torn."""
+    written = rest.rstrip(b"\0")
+    return written if not written or len(rest) - len(written) >= _SECTOR_BYTES else rest
