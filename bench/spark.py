@@ -1,6 +1,6 @@
 """How fast Spark reads a queue, beside Spark reading the same rows from Parquet.
 
-    python bench/spark.py [--rows 300000] [--size 1000] [--rounds 5]
+    python bench/spark.py [--rows 300000] [--size 1000] [--rounds 5] [--warm 6]
     python bench/spark.py --partitions 1                        a queue of one partition, read by two tasks
     python bench/spark.py --harness HARNESS                     and streaming, beside the rate at which MQTT can enqueue
 
@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -41,6 +42,14 @@ ENQUEUED = "bench/enqueued"
 BATCH_ROWS = 20_000
 TRIGGER_ROWS = 100_000
 TICKS = os.sysconf("SC_CLK_TCK")
+DRIVER = "driver"
+PROCESSES = {  # by a word of the command line
+    "Java": "SparkSubmit",
+    "Spark's Python": "pyspark.daemon",
+    "reading process": "sluice.bulk.worker",
+    "broker": "serve",
+    DRIVER: "",
+}
 
 
 class TupleReader(DataSourceReader):
@@ -83,35 +92,52 @@ def fill(where: Where, queue: str, rows: int, size: int) -> None:
             door.commit("bench", batch, [stage], count)
 
 
-def cpu_seconds(roots: list[int]) -> float:
-    """Of these processes and all that live below them."""
+def cpu_seconds(roots: list[int]) -> Counter[str]:
+    """Of these processes and all that live below them, by what they do."""
     every: dict[int, tuple[int, float]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):
                 words = (entry / "stat").read_text().rpartition(")")[2].split()
                 every[int(entry.name)] = (int(words[1]), (int(words[11]) + int(words[12])) / TICKS)
-    found, below = 0.0, set(roots)
+    found: Counter[str] = Counter()
+    below = set(roots)
     while below:
-        found += sum(every[pid][1] for pid in below)
+        for pid in below:
+            found[what_it_does(pid)] += every[pid][1]
         below = {pid for pid, (parent, _) in every.items() if parent in below}
     return found
 
 
+def what_it_does(pid: int) -> str:
+    words = ""
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_text()
+    return next((name for name, word in PROCESSES.items() if word in words), DRIVER)
+
+
 class Stopwatch:
-    """Seconds and CPU seconds that reading a frame takes."""
+    """Seconds and CPU seconds that reading a frame takes, and who spent these."""
 
     def __init__(self, broker: int) -> None:
         self._roots = [os.getpid(), broker]
 
-    def read(self, frame: DataFrame) -> tuple[float, float]:
-        began, spent = time.perf_counter(), cpu_seconds(self._roots)
+    def read(self, frame: DataFrame) -> tuple[float, float, Counter[str]]:
+        began, before = time.perf_counter(), cpu_seconds(self._roots)
         frame.write.format("noop").mode("overwrite").save()
-        return time.perf_counter() - began, cpu_seconds(self._roots) - spent
+        took, spent = time.perf_counter() - began, cpu_seconds(self._roots)
+        spent.subtract(before)
+        return took, spent.total(), spent
 
 
 def batch_reads(
-    spark: SparkSession, options: dict[str, str], folder: str, rows: int, rounds: int, watch: Stopwatch
+    spark: SparkSession,
+    options: dict[str, str],
+    folder: str,
+    rows: int,
+    rounds: int,
+    warm: int,
+    watch: Stopwatch,
 ) -> None:
     table = f"{folder}/table"
     spark.dataSource.register(TupleSource)
@@ -121,9 +147,10 @@ def batch_reads(
         "parquet": lambda: spark.read.parquet(table),
         "tuples": lambda: spark.read.format("sluice_tuples").options(**options).load(),
     }
-    for way in (*ways.values(), *ways.values()):
-        watch.read(way())  # warm
-    took: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for _ in range(warm):
+        for way in ways.values():
+            watch.read(way())
+    took: dict[str, list[tuple[float, float, Counter[str]]]] = {name: [] for name in ways}
     for nth in range(rounds):
         for name, way in ways.items():
             took[name].append(watch.read(way()))
@@ -131,6 +158,8 @@ def batch_reads(
             f"{name} {rows / took[name][-1][0]:,.0f} rows/s, {took[name][-1][1]:.2f} CPU-s" for name in ways
         ]
         print(f"  round {nth + 1}: {'; '.join(told)}", flush=True)
+    for who in PROCESSES:
+        print(f"sluice, {who}: {statistics.median(one[2][who] for one in took['sluice']):.2f} CPU-s")
     for which, unit in ((0, "second"), (1, "CPU second")):
         for name in ways:
             print(
@@ -200,6 +229,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--size", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--warm", type=int, default=6, help="reads before the first that counts: Java compiles meanwhile"
+    )
     parser.add_argument("--partitions", type=int, default=10, choices=sorted(QUEUES))
     parser.add_argument("--harness", default="", help="folder of the load harness")
     told = parser.parse_args()
@@ -217,7 +249,7 @@ def main() -> None:
             options = {"url": url, "subscribe": queue}
             if told.partitions == 1:
                 options["minPartitions"] = "2"
-            batch_reads(spark, options, folder, told.rows, told.rounds, Stopwatch(broker.pid))
+            batch_reads(spark, options, folder, told.rows, told.rounds, told.warm, Stopwatch(broker.pid))
             print(f"stream: {stream(spark, url, folder, queue):,.0f} rows/s")
             if told.harness:
                 rate = enqueue(told.harness, facts, told.rows, told.size)

@@ -6,6 +6,7 @@ is cast on the way. The only module that a reader's path needs pyarrow for; who 
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
@@ -110,6 +111,14 @@ def schema_of(names: list[str]) -> pa.Schema:
     return pa.schema([(name, types.get(name, pa.string())) for name in names])
 
 
+@cache
+def _even() -> Any:
+    """Every second one. Made once: for a short range it would cost more than all the rest."""
+    import pyarrow as pa
+
+    return pa.array(range(0, 2 * BATCH_ROWS, 2), pa.int32())
+
+
 class Parts:
     """What Arrow writes of a stream, in the parts in which it writes it: the buffers themselves, and no copy."""
 
@@ -145,7 +154,6 @@ class Batches:
         for name, value in (("queue", queue), ("partition", partition), ("attempt", 1)):
             if name in names:
                 self._same[name] = pa.repeat(pa.scalar(value, self.schema.field(name).type), BATCH_ROWS)
-        self._even = pa.array(range(0, 2 * BATCH_ROWS, 2), pa.int32())
         self._parts = Parts()
         self._stream = pa.ipc.new_stream(self._parts, self.schema)
         self._stream.write_batch(pa.RecordBatch.from_pylist([], schema=self.schema))
@@ -192,7 +200,7 @@ class Batches:
         if not count:
             return copied
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.columns.mapped)]
-        found = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers).take(self._even.slice(0, count))
+        found = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers).take(_even().slice(0, count))
         return found if count == rows else pa.concat_arrays([found, copied])
 
     def _map(self, rows: int) -> Any:
