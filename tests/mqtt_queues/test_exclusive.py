@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.wire.packets import V311, Publish
-from tests.broker.kit import Client, will
+from sluice.wire.packets import V311, Ack, Publish, Subscribe, SubscriptionRequest
+from tests.broker.kit import Client, props, will
 from tests.mqtt_queues.kit import QueueHouse, facts, join, payloads, put, take
 
 
@@ -69,6 +69,65 @@ def test_the_writer_hears_of_its_value_when_the_store_has_it(house: QueueHouse) 
     house.loop.settle()
     assert len(writer.take()) == 1
     assert payloads(take(owner)) == [b"x"]
+
+
+def said(client: Client, topic: str, payload: bytes, qos: int = 1) -> Publish:
+    return Publish(topic.encode(), payload, qos, packet_id=client.next_id() if qos else 0)
+
+
+def test_many_values_in_one_read_are_taken_in_their_order(house: QueueHouse) -> None:
+    writer = house.connect("writer")
+    publishes = [said(writer, f"$ECQ/w/car-{nth % 7}/k{nth % 11}", b"%d" % nth) for nth in range(400)]
+    writer.send(*publishes)
+    assert [ack.packet_id for ack in writer.take() if isinstance(ack, Ack)] == [
+        packet.packet_id for packet in publishes
+    ]
+    owner = house.connect("car-3")
+    own(owner, "car-3")
+    last = {nth % 11: nth for nth in range(400) if nth % 7 == 3}
+    assert payloads(take(owner)) == [b"%d" % nth for nth in sorted(last.values())]
+
+
+def test_answers_come_in_the_order_of_publishes_whatever_they_went_to(house: QueueHouse) -> None:
+    writer = house.connect("writer")
+    house.connect_lasting("phone", session_expiry=3600).subscribe("news", qos=1)
+    topics = ["$ECQ/w/car-1/a", "$queue/jobs", "$ECQ/w/car-1/b", "news", "$ECQ/w/car-1/a", "$queue/jobs"]
+    publishes = [said(writer, topic, b"x") for topic in topics]
+    writer.send(*publishes)
+    acks = [packet for packet in writer.take() if isinstance(packet, Ack)]
+    assert [(ack.packet_id, ack.reason) for ack in acks] == [(packet.packet_id, 0) for packet in publishes]
+
+
+def test_a_value_that_is_refused_does_not_hold_up_those_around_it(house: QueueHouse) -> None:
+    house.engine.exclusive.rules.max_message_size = 10
+    house.limits.receive_maximum = 3
+    writer = house.connect("writer")
+    for _ in range(100):  # an answer that was owed for ever would end the connection after some of them
+        publishes = [said(writer, "$ECQ/w/car-1/a", value) for value in (b"1", b"x" * 11, b"2")]
+        writer.send(*publishes, said(writer, "$ECQ/w/car-1/a", b"x" * 11, 0))
+        reasons = {ack.packet_id: ack.reason for ack in writer.take() if isinstance(ack, Ack)}
+        assert reasons == dict(zip([int(one.packet_id) for one in publishes], (0, 0x95, 0), strict=True))
+    owner = house.connect("car-1")
+    own(owner)
+    assert [facts(message)["sequence"] for message in take(owner)] == ["200"]
+
+
+def test_what_a_client_of_3_1_1_wrote_before_a_refused_value_is_kept(house: QueueHouse) -> None:
+    house.engine.exclusive.rules.max_message_size = 10
+    writer = house.connect("writer", version=V311)
+    writer.send(said(writer, "$ECQ/w/car-1/a", b"1"), said(writer, "$ECQ/w/car-1/a", b"x" * 11))
+    assert writer.closed
+    owner = house.connect("car-1")
+    own(owner)
+    assert payloads(take(owner)) == [b"1"]
+
+
+def test_what_stands_before_a_subscribe_in_one_read_is_written_before_it(house: QueueHouse) -> None:
+    owner = house.connect("car-1")
+    wishes = props(user=[("start", "latest")])
+    subscribe = Subscribe(owner.next_id(), [SubscriptionRequest(b"$ECQ/car-1/#", 1)], wishes)
+    owner.send(said(owner, "$ECQ/w/car-1/a", b"before"), subscribe, said(owner, "$ECQ/w/car-1/b", b"behind"))
+    assert [one.payload for one in owner.take() if isinstance(one, Publish)] == [b"behind"]
 
 
 @pytest.mark.parametrize(

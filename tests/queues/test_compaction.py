@@ -12,7 +12,7 @@ from sluice.queues.block import BLOCK
 from sluice.queues.config import read_config
 from sluice.queues.rules import ANY_ORDER, DROP_OLDEST, PER_KEY, STRICT
 from tests.queues.conftest import MakeEngine
-from tests.queues.kit import EngineUnderTest
+from tests.queues.kit import EngineUnderTest, rules_of
 
 
 @pytest.fixture
@@ -251,6 +251,45 @@ def test_the_last_messages_survive_many_snapshots_and_the_disk_holds_no_garbage(
         engine.send(b"new", key=key)
     engine.settle_down()
     assert engine.depth() == len(expected)
+
+
+@pytest.mark.parametrize("kept_before", [True, False])
+def test_a_snapshot_in_parts_says_how_things_stood_when_it_was_begun(
+    make: MakeEngine, kept_before: bool
+) -> None:
+    """Whatever is replaced or removed while it is written comes again from the log. A crash before it is whole finds
+    the one before."""
+    bench = make(compacted=True, cache_bytes=0, partitions=2, message_ttl=0.0)
+    bench.engine.create(rules_of("other", {"compacted": True}), "{}")  # without a key
+    chance = random.Random(7)
+    expected: dict[bytes, bytes] = {}
+
+    def change(count: int) -> None:
+        for _ in range(count):
+            key = b"%d" % int(60 * chance.random() ** 3)
+            if chance.random() < 0.1:
+                bench.send(b"", key=key)
+                expected.pop(key, None)
+            else:
+                expected[key] = b"%d" % chance.getrandbits(60)
+                bench.send(expected[key], key=key)
+        bench.settle_down()
+
+    bench.runner.save_at_once = 1
+    for _ in range(3):
+        change(3 * BLOCK)
+        bench.runner._snapshot()
+        saving = bench.runner._saving
+        while bench.runner._saving is saving and saving is not None:
+            change(chance.randrange(30))
+            if not kept_before:
+                break
+            bench.advance(seconds=0.002)
+        bench.crash_and_restart()
+        bench.runner.save_at_once = 1
+        bench.verify()
+        assert sorted(bench.worker(group=f"late-{chance.random()}").ack_all()) == sorted(expected.values())
+    assert bench.warnings == []
 
 
 def test_a_compacted_queue_is_one_for_life_and_its_messages_do_not_age_by_themselves() -> None:

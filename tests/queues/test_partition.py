@@ -6,9 +6,11 @@ import random
 
 import pytest
 
-from sluice.queues.block import BLOCK, GONE
+from sluice.queues.block import BLOCK, GONE, Outline
+from sluice.queues.journal import Note, NoteWriter
 from sluice.queues.partition import Partition
 from sluice.queues.queue import Queue
+from sluice.queues.saving import outlines_of, write_gaps
 from tests.queues.kit import rules_of
 
 WIDE = 100 * BLOCK
@@ -83,6 +85,58 @@ def test_messages_come_and_go_in_any_order_over_a_wide_range(seed: int) -> None:
     for seq in order:
         again.remove(seq)
     assert again.live == 0 and again._packs == []
+
+
+def kept_by(partition: Partition, outlines: list[Outline], end: int) -> set[int]:
+    """What a snapshot will say was here."""
+    gaps = NoteWriter(0)
+    reached = 0
+    for outline in outlines:
+        reached = int(write_gaps(gaps, outline, reached))
+    gone = set(range(reached, end))
+    found = Note(gaps.value())
+    while found.more():
+        start = int(found.number())
+        gone.update(range(start, start + int(found.number())))
+    assert reached <= end and all(block.outline is None for block in partition.all_blocks())
+    return set(range(end)) - gone
+
+
+@pytest.mark.parametrize("most", [40, 1500])
+def test_a_snapshot_knows_what_was_here_whatever_comes_and_goes_until_it_is_written(most: int) -> None:
+    chance = random.Random(most)
+    partition = partition_of()
+    living: list[int] = []
+
+    def change(count: int) -> None:
+        for _ in range(count):
+            living.append(int(partition.append(1, 10, 7, 0, 0, 1, 1_000_000)))
+            while len(living) > most or (living and chance.random() < 0.45):
+                partition.remove(living.pop(int(len(living) * chance.random())))
+
+    for _ in range(5):
+        change(chance.randrange(8 * BLOCK))
+        before, end = set(living), int(partition.next)
+        outlines = outlines_of(partition)
+        change(chance.randrange(8 * BLOCK))
+        assert kept_by(partition, outlines, end) == before
+
+
+def test_a_snapshot_knows_what_was_here_when_remains_move_together_until_it_is_written() -> None:
+    partition = partition_of()
+
+    def go_on(blocks: int) -> None:
+        """Of each block one message stays."""
+        for _ in range(blocks * BLOCK):
+            seq = int(partition.append(1, 10, 7, 0, 0, 1, 1_000_000))
+            if seq % BLOCK:
+                partition.remove(seq)
+
+    go_on(20)
+    outlines = outlines_of(partition)
+    assert partition._packs
+    go_on(20)
+    assert kept_by(partition, outlines, 20 * BLOCK) == set(range(0, 20 * BLOCK, BLOCK))
 
 
 def test_memory_goes_by_what_lives_however_far_apart_that_is() -> None:

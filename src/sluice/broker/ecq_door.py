@@ -4,13 +4,18 @@ $ECQ/w/<client>/<key>     publish: the next value of a key of that client's queu
 $ECQ/<client>/#           subscribe, at QoS 1 and as that client: its own queue
 
 The `w` keeps the two apart. It translates and answers; what becomes of values is the engine's.
+
+Writes are gathered, and done together at the end of the turn: among millions of keys nothing that a write looks for is
+near, and looking for many at once takes hardly longer than looking for one (`Finder.touch`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from mypy_extensions import i64
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
 
 from sluice.broker.ecq_reader import OwnedDelivery, OwnedReader
 from sluice.broker.queue_reasons import reason_of, subscribe_reason_of
@@ -19,6 +24,7 @@ from sluice.broker.turn import Turn
 from sluice.errors import InvalidQueueConfig, QueueError
 from sluice.message import LAST_SECOND, Message
 from sluice.queues.engine import Engine
+from sluice.queues.keys import mark_of
 from sluice.queues.owner import Owner
 from sluice.queues.start import time_of
 from sluice.wire.packets import Publish, SubscriptionRequest
@@ -41,14 +47,43 @@ WRITE_SO: Final = "write to $ECQ/w/<client>/<key>, neither of them empty"
 READ_SO: Final = (
     "a client subscribes to its own queue, $ECQ/<client>/# with its client id, and to nothing else below $ECQ"
 )
+QOS_BITS: Final = 3 << 16  # of a session's tag
+MOST_GATHERED: Final = 64  # what they look at is to stay near until the last of them is done
+
+
+@mypyc_attr(acyclic=True)
+class Write:
+    """A PUBLISH that waits for the end of the turn."""
+
+    def __init__(self, session: Session, tag: i64, client: bytes, mark: i64, message: Message) -> None:
+        self.session: Session = session
+        self.tag: i64 = tag  # what the session knows it by
+        self.client: bytes = client
+        self.mark: i64 = mark
+        self.message: Message = message
+
+    def refuse(self, reason: i64, why: str) -> None:
+        session = self.session
+        packet = Publish(b"", b"", (self.tag & QOS_BITS) >> 16, packet_id=self.tag & 0xFFFF)
+        if packet.qos > 0:
+            session.answer_far(packet, False, self.tag >> 20, reason, why)
+        elif session.connection is not None:
+            session.refuse(packet, session.connection, reason, why)
 
 
 class EcqDoor:
     def __init__(self, engine: Engine, turn: Turn) -> None:
         self._engine: Engine = engine
         self._turn: Turn = turn
+        self.most: int = MOST_GATHERED  # that are gathered
+        self._writes: list[Write] = []
+        self._clients: vec[i64] = vec[i64]()  # for each of them the hash of its client
+        self._marks: vec[i64] = vec[i64]()  # and the mark of its key
+        self._catch_up: Callable[[], None] = self.catch_up
 
     def _begin(self) -> None:
+        """Something is asked of the engine. What was written before it comes before it."""
+        self.catch_up()
         turn = self._turn
         self._engine.now = turn.now
         turn.schedule()
@@ -57,42 +92,63 @@ class EcqDoor:
 
     def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
         """A PUBLISH to a topic under `$ECQ/`. The door of queues has begun the turn."""
-        try:
-            if not self._write(packet):
-                session.refuse(packet, connection, TOPIC_NAME_INVALID, WRITE_SO)
-                return
-        except QueueError as error:
-            session.refuse(packet, connection, reason_of(error), str(error))
+        topic = packet.topic
+        cut = end_of_client(topic)
+        if cut < 0:
+            session.refuse(packet, connection, TOPIC_NAME_INVALID, WRITE_SO)
             return
+        if self._engine.unavailable:
+            try:
+                self._engine.check_available()
+            except QueueError as error:
+                session.refuse(packet, connection, reason_of(error), str(error))
+                return
         if packet.qos > 0:
-            self._engine.journal.add_receipt(session, session.tag(packet))
             session.answer_later(packet)
+        client = topic[len(WRITE) : cut]
+        message = message_of(packet, topic[cut + 1 :])
+        mark = mark_of(message.key)
+        self._writes.append(Write(session, session.tag(packet), client, mark, message))
+        self._clients = append(self._clients, i64(hash(client)))
+        self._marks = append(self._marks, mark)
+        if len(self._writes) >= self.most:
+            self.catch_up()
+        else:
+            self._turn.put_off = self._catch_up
         session.router.hold_back(connection)
 
-    def _write(self, packet: Publish) -> bool:
-        """Whether the topic is one that can be written to."""
-        topic = packet.topic
-        if not begins(topic, WRITE):
-            return False
-        end: i64 = len(topic)
-        cut: i64 = len(WRITE)
-        while cut < end and topic[cut] != 0x2F:
-            cut += 1
-        if cut == len(WRITE) or cut >= end - 1:
-            return False
-        self._engine.check_available()
-        message = Message(packet.payload, packet.raw, topic[cut + 1 :])
-        if packet.expires_at != 0.0:
-            message.expires = min(int(packet.expires_at + 0.999), LAST_SECOND)
-        self._engine.exclusive.publish(topic[len(WRITE) : cut].decode(), message, self._engine.now)
-        return True
+    def catch_up(self) -> None:
+        """Do what was gathered. Whoever is to be answered behind those who wrote calls this first [MQTT-4.6.0-2]."""
+        if not self._writes:
+            return
+        writes, clients, marks = self._writes, self._clients, self._marks
+        self._writes, self._clients, self._marks = [], vec[i64](), vec[i64]()
+        self._turn.put_off = None
+        exclusive = self._engine.exclusive
+        journal = self._engine.journal
+        now = self._turn.now
+        if len(writes) > 1:
+            exclusive.finder.touch(clients, marks)
+        for write in writes:
+            try:
+                exclusive.write(write.client, write.mark, write.message, now)
+            except QueueError as error:
+                write.refuse(reason_of(error), str(error))
+            else:
+                if write.tag & QOS_BITS:
+                    journal.add_receipt(write.session, write.tag)
 
     def publish_will(self, will: Publish) -> None:
         """There is nobody left to hear a refusal, so the log does."""
         self._begin()
+        topic = will.topic
+        cut = end_of_client(topic)
         fault = WRITE_SO
         try:
-            if self._write(will):
+            if cut >= 0:
+                self._engine.check_available()
+                client = topic[len(WRITE) : cut].decode()
+                self._engine.exclusive.publish(client, message_of(will, topic[cut + 1 :]), self._engine.now)
                 return
         except QueueError as error:
             fault = str(error)
@@ -198,6 +254,24 @@ class EcqDoor:
                 self._join(session, int(asked[1][0]), "")
             elif owner.after(reader.sent) >= 0:
                 exclusive.feed(reader)
+
+
+def end_of_client(topic: bytes) -> i64:
+    """Where the name of the client ends in a topic that can be written to; -1 when it is none."""
+    if not begins(topic, WRITE):
+        return -1
+    end: i64 = len(topic)
+    cut: i64 = len(WRITE)
+    while cut < end and topic[cut] != 0x2F:
+        cut += 1
+    return cut if len(WRITE) < cut < end - 1 else -1
+
+
+def message_of(packet: Publish, key: bytes) -> Message:
+    message = Message(packet.payload, packet.raw, key)
+    if packet.expires_at != 0.0:
+        message.expires = min(int(packet.expires_at + 0.999), LAST_SECOND)
+    return message
 
 
 def filter_of(client_id: str) -> bytes:

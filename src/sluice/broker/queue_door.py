@@ -148,6 +148,7 @@ class QueueDoor:
         if topic[1] == ECQ_PREFIX[1]:
             self._publish_value(packet, session, connection)
             return
+        self.ecq.catch_up()
         known = self._topics.get(topic)
         if known is None:
             known = self._parse(topic)

@@ -172,6 +172,8 @@ class Router:
 
     def answer_when_kept(self, session: Session, packet: Publish) -> None:
         """The publisher hears of it when the store has what this publish left behind."""
+        if self.door is not None:
+            self.door.ecq.catch_up()
         if self.keeper is not None:
             self.keeper.answer_when_kept(session, session.tag(packet))
             session.answer_later(packet)

@@ -356,7 +356,8 @@ class Session(Publisher):
             self.router.note_received(self, int(packet.packet_id), True)
 
     def answer_far(self, packet: Publish, settles: bool, epoch: i64, reason: i64, why: str) -> None:
-        """Another cell has answered for what this client published."""
+        """What this client published was not answered for when it came, but later: by another cell, or by a door that
+        gathers."""
         if reason == 0 or (self.version != V5 and (settles or reason < 0x80)):
             if packet.qos == 2 and self.sid and self._unreleased is not None:
                 self.router.note_received(self, int(packet.packet_id), False)

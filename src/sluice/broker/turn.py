@@ -30,6 +30,7 @@ class Turn:
         self._spare: list[BytesWriter] = []
         self._flush: Callable[[], None] = self.flush
         self._scheduled: bool = False
+        self.put_off: Callable[[], None] | None = None  # what somebody has put off to the end of this turn
         self.before_flush: Callable[[], None] | None = None  # what must be done before a turn's output leaves
 
     def begin(self) -> float:
@@ -61,6 +62,8 @@ class Turn:
     def flush(self) -> None:
         """The end of the turn."""
         self._scheduled = False
+        if self.put_off is not None:
+            self.put_off()
         if self.before_flush is not None:
             self.before_flush()
         self.send()

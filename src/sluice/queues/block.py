@@ -19,6 +19,33 @@ GONE: Final = -1  # the address of a message that is not kept any more
 LONGEST: Final = 0x7FFF_FFFF
 
 
+class Outline:
+    """Which places of a block were taken when a snapshot was begun: those that are, until it changes."""
+
+    def __init__(self, block: Block) -> None:
+        self.base: i64 = block.base
+        self.seqs: vec[i64] = block.seqs
+        self._block: Block | None = block
+        self._address: vec[i64] = vec[i64]()
+        block.outline = self
+
+    def keep(self) -> None:
+        """The block is about to change."""
+        block = self._block
+        if block is not None:
+            self._address = block.address[:]
+            self._block = None
+            block.outline = None
+
+    def take(self) -> vec[i64]:
+        """The addresses as they were, GONE where no message was. Asked once."""
+        block = self._block
+        if block is None:
+            return self._address
+        block.outline = None
+        return block.address
+
+
 class Block:
     def __init__(self, base: i64) -> None:
         self.base: i64 = base  # the sequence of its first place; -1: a pack
@@ -35,6 +62,7 @@ class Block:
         self.soonest: i64 = 0  # none of them expires earlier; 0: none expires
         self.seqs: vec[i64] = vec[i64]()  # of a pack
         self.hit: i64 = 0  # where in a pack the last search has ended
+        self.outline: Outline | None = None  # for a snapshot that does not have it yet
 
     # ---- places
 

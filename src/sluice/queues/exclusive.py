@@ -93,17 +93,20 @@ class Exclusive(Owners):
 
     def publish(self, client: str, message: Message, now: float) -> Owner:
         """Take a value into the open frame, in the place of the older one of its key."""
+        return self.write(client.encode("utf-8", "surrogateescape"), mark_of(message.key), message, now)
+
+    def write(self, client: bytes, mark: i64, message: Message, now: float) -> Owner:
+        """The same for a name as it stands in a topic, and a key whose mark is known already."""
         rules = self.rules
         size: i64 = len(message.payload)
         if size > rules.max_message_size:
-            raise ValueTooLarge(client, int(size), int(rules.max_message_size))
-        mark = mark_of(message.key)
+            raise ValueTooLarge(text_of(client), int(size), int(rules.max_message_size))
         slot = self.finder.find(hash(client), mark)
         if slot >= 0:
             owner = self.finder.at[slot >> SLOT_BITS]
             slot &= SLOT_MASK
         else:
-            owner = self._first_of_key(client, now)
+            owner = self._first_of_key(text_of(client), now)
         now_ms: i64 = int(now * 1000.0)
         message.enqueued_at = now_ms
         if message.expires:
@@ -447,6 +450,10 @@ class Exclusive(Owners):
         """All is read."""
         if self.owners:
             self.due = now + self.rules.sweep_interval
+
+
+def text_of(client: bytes) -> str:
+    return client.decode("utf-8", "surrogateescape")
 
 
 def expiry_of(message: Message) -> i64:

@@ -9,8 +9,9 @@ from librt.strings import read_i64_le
 from mypy_extensions import i64
 
 from sluice.queues.cursor import SEQUENCE_BITS, SEQUENCE_MASK
+from sluice.queues.latest import Latest
 from sluice.queues.partition import Partition
-from sluice.queues.queue import NO_KEYS, Queue
+from sluice.queues.queue import Queue
 
 if TYPE_CHECKING:
     from sluice.queues.engine import Engine
@@ -38,7 +39,7 @@ def mark_of(key: bytes) -> i64:
 
 def place_of(engine: Engine, queue: Queue, key: bytes) -> tuple[Partition, int] | None:
     """Where the last message of a key stands: after a change of the number of partitions it may be any of them."""
-    place = queue.latest.get(int(mark_of(key)), -1) if key else -1
+    place = queue.latest.get(int(mark_of(key))) if key else -1
     if place < 0:
         return None
     partition = engine.partitions.get(place >> SEQUENCE_BITS)
@@ -50,18 +51,19 @@ def remember(engine: Engine, queue: Queue, partition: Partition, seq: i64, key: 
     """This message is the last of its key."""
     if not key:
         return
-    if queue.latest is NO_KEYS:
-        queue.latest = {}
-    elif len(queue.latest) > 2 * queue.depth + 64:
-        forget_gone(engine, queue)
-    queue.latest[int(mark_of(key))] = (int(partition.pid) << SEQUENCE_BITS) | int(seq)
+    latest = queue.latest
+    mark = int(mark_of(key))
+    nth = latest.nth(mark)
+    if len(latest.parts[nth]) > 2 * queue.depth // len(latest.parts) + 64:
+        forget_gone(engine, latest, nth)
+    latest.put(mark, (int(partition.pid) << SEQUENCE_BITS) | int(seq))
 
 
-def forget_gone(engine: Engine, queue: Queue) -> None:
+def forget_gone(engine: Engine, latest: Latest, nth: int) -> None:
     """Keys whose last message has expired or was purged: nobody says so when it happens."""
     living: dict[int, int] = {}
-    for mark, place in queue.latest.items():
+    for mark, place in latest.parts[nth].items():
         partition = engine.partitions.get(place >> SEQUENCE_BITS)
         if partition is not None and partition.holds(place & SEQUENCE_MASK):
             living[mark] = place
-    queue.latest = living
+    latest.replace(nth, living)

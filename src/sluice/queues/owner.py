@@ -44,7 +44,9 @@ NOTHING_DONE: Final[set[int]] = set()  # stands for every empty one; nothing is 
 class Owner:
     def __init__(self, client: str, number: i64, first: i64, space: Space) -> None:
         # What each write touches stands together.
-        self.hash: i64 = hash(client)  # of this process: with it the table of all keys knows whose a key is
+        self.hash: i64 = hash(
+            client.encode("utf-8", "surrogateescape")
+        )  # of this process: with it the table of all keys knows whose a key is
         self.next: i64 = first  # the sequence of the next value
         self.piece: Piece = NOWHERE  # where its rows are,
         self.start: i64 = 0  # and where they begin there
@@ -79,6 +81,12 @@ class Owner:
 
     def mark(self, slot: i64) -> i64:
         return self.piece.rows[self.start + slot * ROW + MARK]
+
+    def touch(self, slot: i64) -> i64:
+        """Look at the first and the last of what a write looks at, here and in the row."""
+        rows = self.piece.rows
+        at = self.start + slot * ROW
+        return self.hash + self.tombstones + rows[at] + rows[at + FACTS]
 
     def size(self, slot: i64) -> i64:
         return (self.facts(slot) >> 1) & 0x7FFF_FFFF

@@ -158,6 +158,8 @@ class Partition:
         if block is _DEAD:
             block = Block(number << BLOCK_BITS)
             self._blocks[number - self._first] = block
+        if block.outline is not None:
+            block.outline.keep()
         at: i64 = seq & (BLOCK - 1)
         while len(block.address) < at:
             block.add(GONE, 0, 0, 0, 0, 0, 0)
@@ -223,6 +225,8 @@ class Partition:
             if len(pack.seqs) > pack.live:
                 self._packs[last] = pack_of(pack, block)
             else:
+                if pack.outline is not None:
+                    pack.outline.keep()
                 pack.take_over(block, 0, len(block.address))
         else:
             self._packs.append(pack_of(block))
@@ -242,6 +246,8 @@ class Partition:
         address = block.address[at]
         if address == GONE:
             return GONE
+        if block.outline is not None:
+            block.outline.keep()
         block.address[at] = GONE
         block.live -= 1
         self.live -= 1

@@ -9,10 +9,11 @@ from mypy_extensions import i64
 from sluice.metrics import Histogram
 from sluice.queues.delivery import DeadlineList
 from sluice.queues.group import Group
+from sluice.queues.latest import Latest
 from sluice.queues.partition import Partition
 from sluice.queues.rules import Rules
 
-NO_KEYS: Final[dict[int, int]] = {}  # stands for the keys of every work queue; nothing is ever put into it
+NO_KEYS: Final = Latest()  # stands for the keys of every work queue; nothing is ever put into it
 
 
 class Gate:
@@ -33,7 +34,9 @@ class Queue:
         self.partitions: list[Partition] = []
         self.groups: dict[str, Group] = {}
         self.gates: list[Gate] = []  # oldest first; gone when nothing is kept any more from before them
-        self.latest: dict[int, int] = NO_KEYS  # of a compacted one: where each key's last message stands
+        self.latest: Latest = (
+            Latest() if rules.compacted else NO_KEYS
+        )  # of a compacted one: where each key's last message stands
         self.deadlines: DeadlineList = DeadlineList()
         self.watch_at: float = 0.0  # when the engine looks at the deadlines next; 0.0: not at all
         self.consumers: i64 = 0  # of all groups

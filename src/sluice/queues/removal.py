@@ -167,7 +167,7 @@ def purge_some(engine: Engine, partition: Partition, start: i64, end: i64, most:
 
 def make_room(engine: Engine, queue: Queue, message: Message) -> bool:
     """A full queue: whether there is room now, by its own policy. False: the message went to the dead letters."""
-    if queue.latest and place_of(engine, queue, message.key) is not None:
+    if queue.rules.compacted and place_of(engine, queue, message.key) is not None:
         return True  # it takes the place of another
     policy = queue.rules.overflow
     if policy == DROP_OLDEST:

@@ -1,33 +1,25 @@
 """A snapshot while it is written: how things stood when it was begun, in parts, while the broker works.
 
 Queues, groups and what is settled are few things that change all the time: they are written at once. Last values are
-many that hardly change. Of those of shared queues a copy is made, which is a thousand times quicker than writing it
-down; owners of exclusive queues are written before they change (`Owners.save`).
+many that hardly change, and are written before they change: owners of exclusive queues (`Owners.save`), and of shared
+queues the parts of what is known of their keys (`latest`) and the blocks of their partitions (`Outline`), of which a
+copy is made, which is quicker than writing them down.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from librt.vecs import vec
 from mypy_extensions import i64
 
-from sluice.queues.block import GONE, Block
+from sluice.queues.block import BLOCK, GONE, Outline
 from sluice.queues.cursor import SEQUENCE_BITS, SEQUENCE_MASK
 from sluice.queues.engine import Engine
 from sluice.queues.journal import NoteWriter
+from sluice.queues.latest import Latest
 from sluice.queues.partition import Partition
 from sluice.queues.queue import Queue
 from sluice.queues.snapshot import write_state
-
-
-class Outline:
-    """Which places of a block were taken."""
-
-    def __init__(self, block: Block) -> None:
-        self.base: i64 = block.base
-        self.seqs: vec[i64] = block.seqs
-        self.address: vec[i64] = block.address[:]
 
 
 class Shared:
@@ -35,9 +27,11 @@ class Shared:
 
     def __init__(self, queue: Queue) -> None:
         self.qid: i64 = queue.qid
-        self.latest: dict[int, int] = dict(queue.latest)
+        self.latest: Latest = queue.latest
+        self.keys: int = len(queue.latest)
         self.partitions: list[tuple[int, int]] = []  # pid, and the sequence of the next message
         self.outlines: list[list[Outline]] = []
+        self.latest.begin()
         for partition in queue.partitions:
             self.partitions.append((int(partition.pid), int(partition.next)))
             self.outlines.append(outlines_of(partition))
@@ -78,22 +72,25 @@ def write_shared(out: NoteWriter, shared: list[Shared], some: int) -> Iterator[N
     left = some
     for queue in shared:
         out.number(queue.qid)
-        out.number(len(queue.latest))
-        for mark, place in queue.latest.items():
-            out.number(mark)
-            out.number(place >> SEQUENCE_BITS)
-            out.number(place & SEQUENCE_MASK)
-            left -= 1
-            if left <= 0:
-                left = some
-                yield
+        out.number(queue.keys)
+        part = queue.latest.next_part()
+        while part is not None:
+            for mark, place in part.items():
+                out.number(mark)
+                out.number(place >> SEQUENCE_BITS)
+                out.number(place & SEQUENCE_MASK)
+                left -= 1
+                if left <= 0:
+                    left = some
+                    yield
+            part = queue.latest.next_part()
         out.number(len(queue.partitions))
         for nth, (pid, end) in enumerate(queue.partitions):
             gaps = NoteWriter(0)
             reached: i64 = 0
             for outline in queue.outlines[nth]:
                 reached = write_gaps(gaps, outline, reached)
-                left -= len(outline.address)
+                left -= BLOCK
                 if left <= 0:
                     left = some
                     yield
@@ -106,9 +103,10 @@ def write_shared(out: NoteWriter, shared: list[Shared], some: int) -> Iterator[N
 
 def write_gaps(out: NoteWriter, outline: Outline, reached: i64) -> i64:
     """What is gone between `reached` and the last that lives in a block; how far that is."""
+    address = outline.take()
     at: i64 = 0
-    while at < len(outline.address):
-        if outline.address[at] != GONE:
+    while at < len(address):
+        if address[at] != GONE:
             seq = outline.base + at if outline.base >= 0 else outline.seqs[at]
             if seq > reached:
                 out.number(reached)

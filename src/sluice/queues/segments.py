@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from mypy_extensions import i64
+
+NEAR: Final = 64
 
 
 class Segment:
@@ -20,7 +24,8 @@ class Segments:
     def __init__(self) -> None:
         self._by_number: dict[int, Segment] = {}
         self._last: Segment = Segment(-1)  # to which something was added,
-        self._dropped: Segment = Segment(-1)  # and from which something was dropped
+        # From which something was dropped, by the end of their number: last values go from any of them.
+        self._dropped: list[Segment] = [Segment(-1)] * NEAR
         self.draining: bool = False  # the last look found segments that are being consumed
         self.emptied: bool = False  # some segment holds nothing any more since this was last looked at
 
@@ -45,9 +50,11 @@ class Segments:
         segment.live_bytes += size
 
     def drop(self, address: i64, size: i64) -> None:
-        segment = self._dropped
-        if segment.number != address >> 32:
-            segment = self._dropped = self._find(address >> 32)
+        number: i64 = address >> 32
+        segment = self._dropped[number & (NEAR - 1)]
+        if segment.number != number:
+            segment = self._find(number)
+            self._dropped[number & (NEAR - 1)] = segment
         segment.live -= 1
         segment.live_bytes -= size
         if segment.live == 0:
@@ -72,8 +79,8 @@ class Segments:
             self._by_number.pop(number, None)
             if self._last.number == number:
                 self._last = Segment(-1)
-            if self._dropped.number == number:
-                self._dropped = Segment(-1)
+            if self._dropped[number & (NEAR - 1)].number == number:
+                self._dropped[number & (NEAR - 1)] = Segment(-1)
 
     def pinned(self, sizes: dict[int, int], share: float, lasting_share: float, but: set[int]) -> int:
         """The oldest sealed segment, `but` for some, of which less than `share` lives; -1 when there is none. One that

@@ -19,6 +19,7 @@ from sluice.queues.engine import Engine
 from sluice.queues.group import Group
 from sluice.queues.history import MOST_STEPS, give_back, read_steps, taken_back, write_steps
 from sluice.queues.journal import Note, NoteWriter
+from sluice.queues.latest import Latest
 from sluice.queues.lifecycle import write_gates
 from sluice.queues.partition import Partition
 from sluice.queues.queue import Gate, Queue
@@ -159,11 +160,11 @@ class SnapshotReader:
     def _read_shared(self, note: Note) -> None:
         for _ in range(note.number()):
             queue = self.by_qid[int(note.number())]
-            latest: dict[int, int] = {}
+            latest = Latest()
             for _ in range(note.number()):
                 mark = int(note.number())
                 pid = int(note.number())
-                latest[mark] = (pid << SEQUENCE_BITS) | int(note.number())
+                latest.put(mark, (pid << SEQUENCE_BITS) | int(note.number()))
             queue.latest = latest
             for _ in range(note.number() if note.what >= IN_PARTS else 0):
                 living = self._living[int(note.number())]
