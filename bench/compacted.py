@@ -5,10 +5,11 @@
     python bench/compacted.py --shared 1000000              one shared queue with so many keys
 
 First every key of every owner is written once. Then keys are overwritten at random, in blocks that take turns with
-blocks of the same publishes to one work queue, and to many, in the same process: bytes are fed to real connections,
-through codec, session, door, engine and the store on disk, and the CPU time of the whole process is counted, its
-threads and the kernel's copying included. Snapshots and the compaction of the log run meanwhile, and count. At the end:
-memory, how long a snapshot holds up the loop, disk after a sweep, and what a start takes.
+blocks of the same publishes to one work queue, and to many, in the same process, and with blocks of overwrites that are
+done one by one and not a turn's together: bytes are fed to real connections, through codec, session, door, engine and
+the store on disk, and the CPU time of the whole process is counted, its threads and the kernel's copying included.
+Snapshots and the compaction of the log run meanwhile, and count. At the end: memory, how long a snapshot holds up the
+loop, disk after a sweep, and what a start takes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Callable
 
 from path import DiskLoop, Handle, House, Line
 
+from sluice.broker.ecq_door import MOST_GATHERED
 from sluice.message import Message
 from sluice.queues.config import read_config
 from sluice.queues.owner import Owner
@@ -206,6 +208,7 @@ def main() -> None:
         work = DiskHouse(other)
         mine, theirs = Line(house, "writer"), Line(work, "publisher")
         costs: list[float] = []
+        single_costs: list[float] = []
         work_costs: list[float] = []
         spread_costs: list[float] = []
 
@@ -217,13 +220,19 @@ def main() -> None:
 
         for number in range(QUEUES):
             work.engine.ensure(f"bench/{number}")
+        door = house.broker.router.door
+        assert door is not None
         for _ in range(told.writes // BLOCK):
+            door.ecq.most = 1
+            single_costs.append(cost(house, mine, block_of(mine, any_key, payload)))
+            door.ecq.most = MOST_GATHERED
             costs.append(cost(house, mine, block_of(mine, any_key, payload)))
             work_costs.append(cost(work, theirs, block_of(theirs, lambda: "$queue/bench/0", payload)))
             spread_costs.append(cost(work, theirs, block_of(theirs, any_queue, payload)))
         gc.collect()
         for name, found in (
             ("overwrite, any key of any owner", costs),
+            ("the same, one by one", single_costs),
             ("enqueue, one work queue", work_costs),
             (f"enqueue, any of {QUEUES:,} work queues", spread_costs),
         ):
