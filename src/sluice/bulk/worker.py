@@ -32,7 +32,7 @@ from sluice.bulk.words import HEAD, PLACE
 from sluice.queues.compression import ZstdCodec
 from sluice.store.embedded.layout import log_name
 
-OPEN_FILES: Final = 64  # mapped; one that is dropped and needed again costs a fault for every few pages
+OPEN_FILES: Final = 8
 NICE: Final = 15  # messages go first: of a core that the broker could fill, three hundredths
 STALL_SECONDS: Final = 900
 MOST_PARTS: Final = 64  # of one call; the system takes 1,024
