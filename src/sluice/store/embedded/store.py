@@ -98,6 +98,7 @@ class EmbeddedStore:
             self._directory,
             salt,
             log,
+            int(self._segment_bytes),
             self._sync_seconds,
             self._min_free_bytes,
             self._call_soon_threadsafe,

@@ -80,6 +80,7 @@ class Writer:
         directory: str,
         salt: int,
         log: Recovered,
+        segment_bytes: int,
         sync_seconds: float,
         min_free_bytes: int,
         call_soon_threadsafe: Callable[..., object],
@@ -95,6 +96,7 @@ class Writer:
         self._offset: i64 = log.offset
         self._lsn: i64 = log.lsn
         self._rows = log.rows
+        self._segment_bytes: i64 = segment_bytes
         self._laid_out: i64 = 0  # zeros reach from the end of the log to here, if that is behind it
         self._unsynced: i64 = 0  # frames written since the last sync
         self._sync_due = 0.0
@@ -207,8 +209,11 @@ class Writer:
         size and blocks as well as its bytes: twice the time, half as much CPU again, and a long wait now and then. It
         is done when publishers have their answer. Large frames have little of that, and would be written twice."""
         start = max(self._laid_out, self._offset)
-        if self._files.lay_out(self._fd, _ZEROS, int(start)):
-            self._laid_out = start + len(_ZEROS)
+        size = min(i64(len(_ZEROS)), self._segment_bytes - start)
+        if size <= 0:
+            return  # what is left of the segment has them
+        if self._files.lay_out(self._fd, _ZEROS if size == len(_ZEROS) else bytes(size), int(start)):
+            self._laid_out = start + size
         else:
             self._files.truncate(self._fd, int(self._offset))  # the last room is for frames
             self._laid_out = _NO_MORE
