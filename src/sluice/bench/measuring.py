@@ -30,7 +30,7 @@ def cpu_of(pid: int) -> float:
 
 
 def _own_cpu_of(pid: int) -> float:
-    """By the clock that the kernel keeps of it: what clock_getcpuclockid(3) gives, which Python knows for threads only."""
+    """By the clock that the kernel keeps of it (clock_getcpuclockid(3)); Python knows those of threads only."""
     try:
         return time.clock_gettime(~pid << 3 | _SCHEDULER)
     except OSError:
