@@ -71,7 +71,12 @@ def native_extensions() -> list[Extension]:
         return []
     from mypyc.build import mypycify  # not needed, and perhaps not installed, for a pure build
 
-    extensions = mypycify(modules, opt_level=os.environ.get("SLUICE_OPT_LEVEL", "3"), group_name="sluice")
+    extensions = mypycify(
+        modules,
+        opt_level=os.environ.get("SLUICE_OPT_LEVEL", "3"),
+        debug_level="0",  # lines of generated C help nobody, and take the compiler more time than the code itself
+        group_name="sluice",
+    )
     for extension in extensions:
         extension.extra_compile_args += INWARD
     return extensions
