@@ -108,7 +108,8 @@ async def slow(ground: Ground) -> None:
         f"/healthz {pulse * 1000:.0f} ms; memory {before / MIB:.0f} to {peak / MIB:.0f} MiB"
     )
     ground.expect(confirmed > 1000, f"only {confirmed} were confirmed")
-    ground.expect(peak < before + 96 * MIB, f"memory grows: {before} to {peak}")
+    # The bodies of young messages, and what is unanswered: in connections, in the frame that is written and the next.
+    ground.expect(peak < before + 128 * MIB, f"memory grows: {before} to {peak}")
     ground.expect(other.count > seconds, "the bystander stood still")
     for producer in producers[: ground.size(1, 8)]:
         await check_all_there(ground, broker, producer, "after a slow disk")

@@ -49,11 +49,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.spark)
 
 
+BEFORE_ANY_STREAM: set[str] = set()  # what `stream_variables` were when the session had begun
+
+
+def stream_variables(spark: SparkSession) -> set[str]:
+    """The names that Spark has noted for the Python processes of streams from the source."""
+    source = spark._jsparkSession.sessionState().dataSourceManager().lookupDataSource("sluice")
+    return set(source.dataSourceCls().envVars())
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     need_program("java")
     os.environ.update(same_build())  # the workers import the very Sluice that this process has
     running = session("tests", "local[2,3]", **SETTINGS)
+    BEFORE_ANY_STREAM.update(stream_variables(running))
     yield running
     running.stop()
 

@@ -78,9 +78,7 @@ class Streams:
             if query is not None and query.isActive:
                 continue
             if query is not None:
-                said = str(query.exception()).strip().splitlines()
-                told = [line for line in said if line.startswith("sluice.")] or said[:1]
-                print(f"{name} is started again: {told[0][:300]}", flush=True)
+                print(f"{name} is started again: {_why(str(query.exception()))}", flush=True)
             try:
                 self._running[name] = start()
             except PySparkException as fault:  # the process that plans was the one that was killed
@@ -92,6 +90,16 @@ class Streams:
         rows = open_table(self.table).read(self._spark).selectExpr("cast(value AS string)").collect()
         (self._folder / "table.part").write_text(json.dumps([row.value for row in rows]))
         (self._folder / "table.part").rename(self._folder / "table.json")
+
+
+def _why(said: str) -> str:
+    """The broker's own words where there are some; else the first line, and the causes behind it."""
+    lines = said.strip().splitlines()
+    told = [line for line in lines if line.startswith("sluice.")][:1]
+    causes = [
+        line for line in lines if line.lstrip().startswith(("Caused by", "Serialization stack", "- object"))
+    ]
+    return " / ".join(line.strip()[:300] for line in told or [*lines[:1], *causes])
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from sluice.spark.faults import InvalidOption, NoJava
 from sluice.spark.java import check_java
 from tests.brokers import StartBroker
 from tests.conformance.conftest import Certificates, certificates
-from tests.spark.conftest import House
+from tests.spark.conftest import BEFORE_ANY_STREAM, House, stream_variables
 
 __all__ = ["certificates"]  # a fixture
 
@@ -42,6 +42,16 @@ def test_a_session_has_what_people_forget(spark: SparkSession) -> None:
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
     assert spark.sparkContext.master == "local[2,3]"
     assert spark.conf.get("spark.driver.host") == "127.0.0.1"
+
+
+def test_a_stream_adds_nothing_to_what_all_streams_share(
+    spark: SparkSession, house: House, tmp_path: Path
+) -> None:
+    """Two that did so at once could leave a Spark in which no task could be sent any more."""
+    house.fill(["a"])
+    writing = house.stream(spark).writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+    writing.trigger(availableNow=True).start().awaitTermination()
+    assert stream_variables(spark) == BEFORE_ANY_STREAM
 
 
 def test_a_broker_with_a_certificate_is_read_by_those_who_trust_it(

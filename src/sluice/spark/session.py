@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from sluice.spark.faults import InvalidOption
 from sluice.spark.home import lean_home
 from sluice.spark.java import check_java
+from sluice.spark.steady import steady
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,6 +48,6 @@ def session(app: str = "sluice", master: str = "", **settings: str) -> SparkSess
     for name, value in {**told, **settings}.items():
         builder = builder.config(name, value)
     if not chosen.startswith("local") or SparkSession.getActiveSession() is not None:
-        return builder.getOrCreate()
+        return steady(builder.getOrCreate())
     with lean_home():
-        return builder.getOrCreate()
+        return steady(builder.getOrCreate())
