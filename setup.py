@@ -56,6 +56,8 @@ PACKAGE = Path("src/sluice")
 # Functions of the library are called from inside it only: without this, each call goes through a table that the
 # loader could bend elsewhere, and none is inlined.
 INWARD = ["-fvisibility=hidden", "-fno-semantic-interposition"]
+# Warnings about generated C are for nobody, and looking for them takes the compiler as long as the rest of its work.
+UNWARNED = ["-w"]
 
 
 def compiled_modules() -> list[str]:
@@ -78,7 +80,7 @@ def native_extensions() -> list[Extension]:
         group_name="sluice",
     )
     for extension in extensions:
-        extension.extra_compile_args += INWARD
+        extension.extra_compile_args += INWARD + UNWARNED
     return extensions
 
 
