@@ -3,6 +3,7 @@
     python bench/path.py                    1 KB and 100 B; then with more queues, more groups, more waiting
     python bench/path.py --rounds 2000      more rounds: the best one counts, so noise makes it slower, never wrong
     python bench/path.py --disk 1000000     with the store on disk: 1,000 waiting against 1,000,000
+    python bench/path.py --plain            a plain publish at QoS 1 and 0, to one receiver, to ten, to one of a group
 
 Bytes are fed to real connections and taken from them again, through codec, session, door, engine and a store in memory:
 four publishers, four consumers, 1,024 keys, QoS 1, each delivery answered with PUBACK and `$ack`. The time of the best
@@ -184,6 +185,35 @@ class Line:
         packet.packet_id = self.next_id()
         return encode(packet, V5)
 
+    def plain(self, topic: str, payload: bytes, qos: int) -> bytes:
+        """The bytes of as many plain publishes as are sent in one read."""
+        said = []
+        for _ in range(AT_ONCE):
+            packet = publish_with(topic.encode(), payload, qos, False, Properties())
+            packet.packet_id = self.next_id() if qos else 0
+            said.append(encode(packet, V5))
+        return b"".join(said)
+
+    def pubacks(self) -> bytes:
+        """The answers to what was delivered: all of one topic and size."""
+        data = b"".join(self.out)
+        self.out = []
+        said = []
+        at = 0
+        while at < len(data):
+            start, size, shift = at + 1, 0, 0
+            while True:
+                size |= (data[start] & 127) << shift
+                shift += 7
+                start += 1
+                if data[start - 1] < 128:
+                    break
+            if data[at] & 6:
+                (length,) = struct.unpack_from(">H", data, start)
+                said.append(b"\x40\x02" + data[start + 2 + length : start + 4 + length])
+            at = start + size
+        return b"".join(said)
+
     def take(self) -> None:
         """Read what was delivered, and keep it to be acknowledged."""
         data = b"".join(self.out)
@@ -360,13 +390,63 @@ def measure_disk(size: int, waiting: int, blocks: int = 7, rounds: int = 100) ->
         return best * 1e6
 
 
+def measure_plain(size: int, rounds: int, qos: int = 1, receivers: int = 1, share: str = "") -> float:
+    """Microseconds per plain publish in the best round: the publish, its deliveries, and every PUBACK of them."""
+    house = House()
+    payload = random.Random(2).randbytes(size)
+    publishers = [Line(house, f"p{nth}") for nth in range(PUBLISHERS)]
+    consumers: list[Line] = []
+    for nth in range(PUBLISHERS):
+        for _ in range(receivers):
+            consumer = Line(house, f"c{len(consumers)}")
+            consumer.subscribe(f"{share}bench/{nth}")
+            consumer.out = []
+            consumers.append(consumer)
+    said = [publisher.plain(f"bench/{nth}", payload, qos) for nth, publisher in enumerate(publishers)]
+    gc.collect()
+    gc.freeze()
+    best = float("inf")
+    for _ in range(rounds):
+        started = time.perf_counter()
+        for publisher, data in zip(publishers, said):
+            publisher.connection.data_received(data)
+        house.loop.run()
+        taken = time.perf_counter() - started
+        answers = [(consumer, consumer.pubacks()) for consumer in consumers]
+        assert not qos or sum(len(data) for _, data in answers) >= 4 * AT_ONCE * PUBLISHERS
+        started = time.perf_counter()
+        for consumer, data in answers:
+            if data:
+                consumer.connection.data_received(data)
+        house.loop.run()
+        taken += time.perf_counter() - started
+        for publisher in publishers:
+            publisher.out = []
+        best = min(best, taken / (AT_ONCE * PUBLISHERS))
+    return best * 1e6
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--plain", action="store_true")
     parser.add_argument("--disk", type=int, default=0, metavar="WAITING")
     told = parser.parse_args()
     rounds = told.rounds
     gc.set_threshold(100_000, 50, 1000)  # as `sluice serve` has it
+    if told.plain:
+        for name, cost in (
+            ("QoS 1, 100 B", measure_plain(100, 10 * rounds)),
+            ("QoS 1, 1 KB", measure_plain(1000, 10 * rounds)),
+            ("QoS 0, 100 B", measure_plain(100, 10 * rounds, 0)),
+            ("QoS 1, 100 B, ten receivers each", measure_plain(100, 2 * rounds, receivers=10)),
+            (
+                "QoS 1, 100 B, shared by ten",
+                measure_plain(100, 10 * rounds, receivers=10, share="$share/g/"),
+            ),
+        ):
+            print(f"{name:34s} {cost:6.3f} us")
+        return
     if told.disk:
         few = measure_disk(1000, 1000)
         print(f"{'1 KB, on disk, 1,000 waiting':34s} {few:6.2f} us")

@@ -203,3 +203,29 @@ def test_one_read_is_answered_with_one_write(house: House) -> None:
     client.feed(b"".join(b"\x32\x06\x00\x01t\x00" + bytes([nth]) + b"\x00" for nth in range(1, 101)))
     assert client.transport.writes == 1
     assert len(client.take()) == 200
+
+
+def test_a_delivery_takes_nothing_over_from_those_that_were_acknowledged_before(house: House) -> None:
+    writer = house.connect("w")
+    marked, member, other = house.connect("marked"), house.connect("member"), house.connect("other")
+    marked.subscribe("t", qos=1, identifier=7, as_published=True)
+    member.subscribe("$share/g/t", qos=1)
+    other.subscribe("$share/g/t", qos=1)
+    for nth in range(4):
+        writer.publish("t", b"%d" % nth, 1, retain=True)
+        for reader in (marked, member, other):
+            for message in reader.messages():
+                reader.ack(message)
+    plain = house.connect_lasting("plain")
+    plain.subscribe("other/#", qos=1)
+    for nth in range(6):
+        writer.publish("other/x", b"%d" % nth, 1)
+    found = plain.messages()
+    assert [(one.payload, one.retain, one.subscription_ids) for one in found] == [
+        (b"%d" % nth, False, None) for nth in range(6)
+    ]
+    plain.drop()
+    again = house.connect_lasting("plain")
+    assert [(one.payload, one.dup) for one in again.messages()] == [(b"%d" % nth, True) for nth in range(6)]
+    again.disconnect(session_expiry=0)
+    assert member.payloads() == other.payloads() == marked.payloads() == []

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 FEWEST: Final = 16
 MOST: Final = 65_536
 KEPT_EMPTY: Final = 256  # an empty row of more places than this is let go
+MOST_SPARE: Final = 256
 UNSAID: Final = Publish(
     b"", b"", 1
 )  # stands for the packet of a queue's message, which is made anew to be said again
@@ -68,6 +69,33 @@ class Delivery:
         if message is UNSAID and consumer is not None and lease is not None:
             return consumer.packet_of(lease)
         return message
+
+
+class Deliveries:
+    """Plain deliveries, used again: to make one and let it go is a fourteenth of what a plain message costs. Only what
+    nobody else can hold is given back: see `Session.on_puback`."""
+
+    def __init__(self) -> None:
+        self._spare: list[Delivery] = []
+
+    def lend(self, message: Publish, qos: i64, retain: bool, extra: bytes, share: Share | None) -> Delivery:
+        if not self._spare:
+            return Delivery(message, qos, retain, extra, share)
+        delivery = self._spare.pop()
+        delivery.message = message
+        delivery.qos = qos
+        delivery.retain = retain
+        delivery.extra = extra
+        delivery.share = share
+        delivery.size = len(message.payload) + len(message.raw) + len(message.topic)
+        return delivery
+
+    def give_back(self, delivery: Delivery) -> None:
+        if len(self._spare) < MOST_SPARE:
+            delivery.message = UNSAID
+            delivery.extra = b""
+            delivery.share = None
+            self._spare.append(delivery)
 
 
 class Inflight:

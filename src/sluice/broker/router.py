@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
+from sluice.broker.inflight import Deliveries
 from sluice.broker.limits import Limits
 from sluice.broker.retained import Retained
 from sluice.broker.subscriptions import Share, Subscription, Subscriptions
@@ -37,6 +38,7 @@ class Router:
         self.counters = counters
         self.subscriptions = Subscriptions()
         self.retained = Retained(limits.max_retained)
+        self.deliveries = Deliveries()
         self.keeper: Keeper | None = None  # None: sessions and retained messages end with the server
         self.kept: i64 = (
             0  # counts what was given to the store: a publish that raises it is answered by the store

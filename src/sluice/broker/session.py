@@ -149,6 +149,8 @@ class Session(Publisher):
         elif packet.qos > 0 and (router.kept != kept or (packet.qos == 2 and self.sid)):
             router.answer_when_kept(self, packet)
             router.hold_back(connection)
+        elif packet.qos == 1 and taken:
+            connection.say_received(packet.packet_id)
         elif packet.qos > 0:
             reason: i64 = NO_MATCHING_SUBSCRIBERS if taken == 0 else 0
             connection.acknowledge(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id, reason, "")
@@ -272,8 +274,9 @@ class Session(Publisher):
         if self.held_bytes >= self.router.limits.max_queued_bytes:
             self._drop()
             return None
-        delivery = Delivery(message, qos, retain, extra, share)
-        delivery.sid = self.sid
+        delivery = self.router.deliveries.lend(message, qos, retain, extra, share)
+        if self.sid:
+            delivery.sid = self.sid
         self.held_bytes += delivery.size
         if connection is None or connection.choked or self.inflight.count >= self.window or self.waiting:
             taken = self._wait(delivery)
@@ -485,6 +488,8 @@ class Session(Publisher):
             self.router.take_owned(delivery)
         elif isinstance(delivery, FarDelivery):
             delivery.leg.acknowledged(delivery, reason)
+        elif not delivery.sid:
+            self.router.deliveries.give_back(delivery)
 
     def on_ack(self, packet: Ack, connection: Connection) -> None:
         """PUBREC, PUBREL and PUBCOMP: the rest of QoS 2, both ways."""

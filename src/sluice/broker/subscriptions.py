@@ -147,6 +147,8 @@ class Subscriptions:
         self._root = _Node()
         self._routes: dict[bytes, Route] = {}
         self._nobody = Route()
+        self._last_topic: bytes | None = None  # whose route was asked for last: publishers have one topic for long
+        self._last_route = self._nobody
         self._captures: list[Capture] = []
         self.count: int = 0
         self.shared_count: int = 0
@@ -155,6 +157,7 @@ class Subscriptions:
         """All queues that capture plain topics, in place of those before."""
         self._captures = captures
         self._routes.clear()
+        self._last_topic = None
 
     def add(self, subscription: Subscription) -> bool:
         """Keep a subscription in place of an older one of the same session and filter; whether it is new."""
@@ -228,12 +231,15 @@ class Subscriptions:
         return level in self._root.children
 
     def _forget_routes(self, topic_filter: bytes) -> None:
+        self._last_topic = None
         if has_wildcard(topic_filter):
             self._routes.clear()
         else:
             self._routes.pop(topic_filter, None)
 
     def route(self, topic: bytes) -> Route:
+        if topic is self._last_topic:  # the same object: a connection keeps its last topic
+            return self._last_route
         route = self._routes.get(topic)
         if route is None:
             route = self._look_up(topic)
@@ -241,6 +247,8 @@ class Subscriptions:
                 if len(self._routes) >= MAX_ROUTES:
                     self._routes.clear()
                 self._routes[topic] = route
+        self._last_topic = topic
+        self._last_route = route
         return route
 
     def _look_up(self, topic: bytes) -> Route:
