@@ -56,8 +56,8 @@ PACKAGE = Path("src/sluice")
 # Functions of the library are called from inside it only: without this, each call goes through a table that the
 # loader could bend elsewhere, and none is inlined.
 INWARD = ["-fvisibility=hidden", "-fno-semantic-interposition"]
-# Warnings about generated C are for nobody. Python's own flags ask for all of them, and the compiler looks for them also
-# when it is not to tell (`-w`): 175 of 230 seconds at -O1. So they are taken back first.
+# Warnings about generated C are for nobody. Python's own flags ask for all of them, and the compiler looks for them
+# also when it is not to tell (`-w`): 175 of 230 seconds at -O1. So they are taken back first.
 UNWARNED = ["-Wno-all", "-w"]
 
 
