@@ -147,7 +147,9 @@ class Subscriptions:
         self._root = _Node()
         self._routes: dict[bytes, Route] = {}
         self._nobody = Route()
-        self._last_topic: bytes | None = None  # whose route was asked for last: publishers have one topic for long
+        self._last_topic: bytes | None = (
+            None  # whose route was asked for last: publishers have one topic for long
+        )
         self._last_route = self._nobody
         self._captures: list[Capture] = []
         self.count: int = 0
