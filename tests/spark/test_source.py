@@ -44,7 +44,7 @@ def test_the_columns_are_those_of_the_bulk_door(headers: bool, dead_letters: boo
 
 def test_a_message_is_a_row_with_all_that_is_known_of_it(house: House) -> None:
     house.fill(["cat"], key="k", message_id=["m-1"])
-    [row] = house.read(includeHeaders="true")
+    [row] = house.read(includeHeaders="True")
     assert (row["key"], row["value"], row["queue"], row["sequence"]) == (b"k", b"cat", house.queue, 0)
     assert (row["message_id"], row["attempt"], row["topic"]) == ("m-1", 1, f"$queue/{house.queue}")
     assert dict(row["headers"]) == {"partition-key": b"k"}

@@ -118,7 +118,10 @@ class _Given:
         return self.read(name, reading, 0, f"Give a whole number from {least} on")
 
     def switch(self, name: str, default: bool) -> bool:
-        return self.read(name, {"true": True, "false": False}.__getitem__, default, "Give true or false")
+        def reading(text: str) -> bool:
+            return {"true": True, "false": False}[text.lower()]  # `str(True)` is what people write in Python
+
+        return self.read(name, reading, default, "Give true or false")
 
     def positions(self, name: str, default: str | Positions) -> str | Positions:
         return self.read(name, _positions, default, f"Give {_POSITIONS}")
