@@ -201,3 +201,10 @@ def test_the_unit_restarts_what_crashed_and_not_what_is_wrongly_configured() -> 
     assert service["RestartPreventExitStatus"] == "2"
     assert service["DynamicUser"] == "yes" and service["StateDirectory"] == "sluice"
     assert int(service["LimitNOFILE"]) >= 100_000
+
+
+def test_the_unit_calls_nothing_that_a_small_system_lacks() -> None:
+    unit = configparser.RawConfigParser(strict=False, interpolation=None)
+    unit.read(UNIT)
+    called = {value.split()[0] for name, value in unit["Service"].items() if name.startswith("exec")}
+    assert called == {"/opt/sluice/bin/sluice", "/bin/sh"}  # /bin/kill is in a package of its own
