@@ -156,6 +156,23 @@ def test_a_queue_cannot_be_the_place_for_its_own_dead(house: QueueHouse, key: st
     assert (reason, "names the queue itself" in why) == (0x99, True)
 
 
+def test_dead_letters_cannot_be_sent_round(house: QueueHouse) -> None:
+    maker = house.connect("maker")
+    for name, dead in (("a", "b"), ("b", "c")):
+        config = {"name": name, "dlq_config": {"topic": dead}}
+        assert put(maker, "$admin/queue/create", json.dumps(config).encode())[0] == 0
+    reason, why = put(
+        maker, "$admin/queue/create", json.dumps({"name": "c", "dlq_config": {"topic": "a"}}).encode()
+    )
+    assert (reason, "dead letters would go round for ever: c to a to b to c" in why) == (0x99, True)
+    assert put(maker, "$admin/queue/create", json.dumps({"name": "c"}).encode())[0] == 0
+    turn = json.dumps({"dlq_config": {"topic": "a"}}).encode()
+    reason, why = put(maker, "$admin/queue/c/config", turn)
+    assert (reason, "c to a to b to c" in why) == (0x99, True)
+    put(maker, "$admin/queue/b/config", json.dumps({"dlq_config": {"enabled": False}}).encode())
+    assert put(maker, "$admin/queue/c/config", turn)[0] == 0
+
+
 def test_where_a_template_sends_the_dead_of_all_queues_to_one_they_stay_there() -> None:
     house = QueueHouse(
         [

@@ -81,6 +81,7 @@ class QueueService:
         self._check_schema(rules)
         self._check_webhook(rules)
         self._check_place(rules)
+        self._check_round(rules)
         return self._engine.create(rules, config.text())
 
     def _check_schema(self, rules: Rules) -> None:
@@ -106,6 +107,22 @@ class QueueService:
                     f"Use dlq/{rules.name}, or dlq/dlq/{rules.name} for a second one: they lie with the queue",
                 )
 
+    def _check_round(self, rules: Rules) -> None:
+        """The dead of the dead must not come back to where they died first: they would go round for ever."""
+        way = [rules.name]
+        here: Rules | None = rules
+        while here is not None and here.dlq_enabled:
+            way.append(here.dlq_name)
+            if here.dlq_name in way[:-1]:
+                if here.dlq_name == rules.name:
+                    raise InvalidQueueConfig(
+                        f"dead letters would go round for ever: {' to '.join(way)}",
+                        "Name a dead-letter queue that has none of its own, or disable dlq_config in one of them",
+                    )
+                return  # a round that is there already, and not this queue's doing
+            queue = self._engine.queues.get(here.dlq_name)
+            here = queue.rules if queue is not None else None
+
     def configure(self, name: str, given: object) -> Queue:
         """Change what is given, keep the rest, at once."""
         queue = self._engine.find(name)
@@ -119,6 +136,8 @@ class QueueService:
         self._check_schema(rules)
         self._check_webhook(rules)
         self._check_place(rules)
+        if after.dlq_config != before.dlq_config:
+            self._check_round(rules)
         self._engine.reconfigure(queue, rules, after.text())
         self.changes += 1
         return queue
