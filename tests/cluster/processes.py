@@ -10,7 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+import httpx
 
 from sluice.client import Backoff, Client, ClientError
 from tests.brokers import Broker
@@ -52,6 +54,17 @@ class Nodes:
 
     def port(self, name: str) -> int:
         return self._ports[name]
+
+    def owners(self, name: str) -> list[str | None]:
+        """Who has each cell, as this node sees it."""
+        cells = {one["cell"]: one["node"] for one in self.cluster(name)["cells"]}
+        return [cells.get(number) for number in range(CELLS)]
+
+    def cluster(self, name: str) -> dict[str, Any]:
+        address = self.by_name[name].address("http")
+        answer = httpx.get(f"http://{address}/api/v1/cluster", timeout=10, trust_env=False)
+        found: dict[str, Any] = answer.json()
+        return found
 
     def kill(self, name: str) -> None:
         self.by_name.pop(name).kill()
