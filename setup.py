@@ -44,6 +44,7 @@ COMPILED = (
     "cluster/placement.py",
     "cluster/said.py",
     "cluster/spread.py",
+    "cluster/taken.py",
     "cluster/trunk.py",
     "cluster/where.py",
     "bench/tally.py",

@@ -122,7 +122,7 @@ class Net:
 
     def join(self, near: str, far: str | None, cell: int, greeting: bytes, protocol: LineProtocol) -> None:
         node = self.nodes.get(far or "")
-        other = node.node.accept(cell, greeting) if node is not None else None
+        other = node.node.accept(cell, greeting, near) if node is not None else None
         if other is None:
             asyncio.get_running_loop().call_soon(protocol.connection_lost, NoOwner(cell))
         else:
@@ -136,6 +136,12 @@ class Net:
     def meet(self) -> None:
         for name, node in self.nodes.items():
             node.node.peers_changed([other for other in self.nodes if other != name])
+
+    def cut_lines(self) -> None:
+        """Break every line between nodes; what is under way in them is lost."""
+        lines, self._lines = self._lines, []
+        for _, _, line in lines:
+            line.cut(LineLost("the test cut the line"))
 
     async def move(self, cell: int, to: str) -> None:
         await self.nodes[self.owners[cell] or ""].close(cell)

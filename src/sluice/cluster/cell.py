@@ -14,6 +14,7 @@ from sluice.broker.connection import Connection
 from sluice.broker.queue_reasons import reason_of
 from sluice.broker.session import Session
 from sluice.broker.subscriptions import Capture, Share, Subscription
+from sluice.cluster.frames import ALONE
 from sluice.cluster.interest import BINDING
 from sluice.cluster.legs import SessionLegs
 from sluice.cluster.placement import cell_of, cell_of_queue
@@ -63,11 +64,14 @@ class Cell:
         kept = router.kept
         taken = 0
         fault = ""
-        self.note(message)
-        try:
-            taken = int(router.publish(message, None))
-        except QueueError as error:
-            fault = str(error)
+        if shares and shares[0] == ALONE:
+            shares = shares[1:]
+        else:
+            self.note(message)
+            try:
+                taken = int(router.publish(message, None))
+            except QueueError as error:
+                fault = str(error)
         if taken < 0:
             taken, fault = 0, "the server keeps no more retained messages"
         left = self._hand_out(message, shares)

@@ -16,12 +16,13 @@ from sluice.clock import steady_time
 from sluice.cluster.bridge import GREETING as BRIDGE
 from sluice.cluster.bridge import Bridge, BridgeEnd
 from sluice.cluster.cell import Cell
-from sluice.cluster.frames import ANY_CELL, Goal
+from sluice.cluster.frames import ALONE, ANY_CELL, Goal
 from sluice.cluster.guest import guest, is_known
 from sluice.cluster.interest import Interest, pick
 from sluice.cluster.lines import LineProtocol, NoOwner
 from sluice.cluster.local_line import join
 from sluice.cluster.spread import Lookup, Parked, Spread
+from sluice.cluster.taken import Memory
 from sluice.wire.packets import Publish
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ class Node:
         self.local: dict[int, Cell] = {}  # those that are open here
         self.interest = Interest(cells)
         self._bridges: dict[str, Bridge] = {}
+        self._memories: dict[str, Memory] = {}  # by the id of another node: what we have of it
+        self._last_mark = 0
         self._parked: list[Parked] = []
         self._held: list[Connection] = []
 
@@ -75,6 +78,7 @@ class Node:
         wanted = set(peers)
         for peer in [one for one in self._bridges if one not in wanted]:
             self._bridges.pop(peer).end()
+        self._memories = {peer: one for peer, one in self._memories.items() if peer in wanted}
         for peer in wanted:
             if peer not in self._bridges:
                 self._bridges[peer] = Bridge(self, peer)
@@ -98,7 +102,7 @@ class Node:
     def accept(self, cell: int, greeting: bytes, peer: str = "") -> LineProtocol | None:
         """Somebody opens a line to this node, or to a cell of it; None: it is not here."""
         if greeting == BRIDGE:
-            return BridgeEnd(self)
+            return BridgeEnd(self, self._memories.setdefault(peer, Memory()))
         here = self.local.get(cell)
         if here is None or not is_known(greeting):
             return None
@@ -133,6 +137,8 @@ class Node:
     def new_spread(self, message: Publish, done: Callable[[int, str], None]) -> Spread:
         """A publish of this node, on its way. Where a cell moves before it has kept it, the next owner is asked."""
         spread = Spread(message, done)
+        self._last_mark += 1
+        spread.mark = self._last_mark
         spread.lost = lambda cell: self.send_again((cell, []), spread)
         return spread
 
@@ -200,7 +206,7 @@ class Node:
     def send_share(self, cell: int, name: bytes, message: Publish, spread: Spread | None) -> None:
         bridge = self._bridge_to(cell)
         if bridge is not None:
-            bridge.publish([(cell, [name])], message, spread)
+            bridge.publish([(cell, [ALONE, name])], message, spread)
 
     def post_will(self, cell: int, will: Publish) -> None:
         here = self.local.get(cell)
