@@ -28,7 +28,6 @@ from sluice.wire.packets import Publish
 log = logging.getLogger(__name__)
 
 PARK_SECONDS: Final = 15.0  # what a publish waits for the next owner of a cell
-THIS_NODE: Final = -1  # dialled as a cell: the node itself
 
 
 class NodeLines(Protocol):
