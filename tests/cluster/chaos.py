@@ -50,7 +50,7 @@ class ProxiedNodes(Nodes):
         stack.callback(self._close)
         for name in NAMES:
             port = self._links[name] = free_port()
-            link = FaultProxy(port)
+            link = FaultProxy(port, free_port())
             self.proxies[name] = [link]
             self._lines[name] = f'listen = "127.0.0.1:{port}"\nadvertise_link = "127.0.0.1:{link.port}"\n'
             if etcd is not None:

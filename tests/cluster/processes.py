@@ -16,6 +16,7 @@ import httpx
 
 from sluice.client import Backoff, Client, ClientError
 from tests.brokers import Broker
+from tests.redis_process import free_port
 
 CELLS = 12
 STILL_SECONDS = 60.0  # without any more work: what is missing then does not come
@@ -39,11 +40,9 @@ class Nodes:
         folder.mkdir(exist_ok=True)
         config = f'{self._config}\n[cluster]\nnode = "{name}"\ncells = {CELLS}\n{self.lines_of(name)}'
         config += f'name = "{self._folder.name}"\n[redis]\nprefix = "{self._folder.name}"\n'
-        flags = ["--store", self._store]
-        if name in self._ports:
-            flags += ["--mqtt", f"127.0.0.1:{self._ports[name]}"]
+        port = self._ports.setdefault(name, free_port())
+        flags = ["--store", self._store, "--mqtt", f"127.0.0.1:{port}"]
         node = Broker(folder, config, flags, {"SLUICE_CLUSTER__COORDINATOR": self._coordinator})
-        self._ports[name] = node.mqtt.port
         self.by_name[name] = node
         return node
 
