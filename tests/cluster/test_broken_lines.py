@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from sluice.client import Backoff, Client
+from sluice.client import Backoff, Client, Will
 from sluice.cluster.placement import cell_of
 from sluice.cluster.taken import REMEMBER_SECONDS, Memory, key_of
 from tests.cluster.chaos import ProxiedNodes
 from tests.cluster.kit import until
-from tests.cluster.nodes import client_in, two_nodes
+from tests.cluster.nodes import client_in, queue_in, two_nodes
 from tests.cluster.processes import CELLS
 from tests.redis_process import RedisProcess
 
@@ -81,6 +81,27 @@ async def test_a_plain_message_comes_once_however_often_the_line_breaks(qos: int
             assert await Reader(here).read() == ONCE
             assert await Reader(member).read() == ONCE
             assert await Reader(away).read() == ONCE
+
+
+async def test_a_will_for_a_queue_of_another_node_comes_once_though_the_line_breaks() -> None:
+    name = queue_in(3)
+    async with two_nodes() as net:
+        for turns in range(12):
+            will = Will(f"$queue/{name}", b"%d" % turns, qos=1)
+            dying = net.nodes["a"].client(client_in(0), will=will, reconnect=False)
+            await dying.connect()
+            net.nodes["a"].cut_clients()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            net.cut_lines()
+            await dying.close()
+        queue = net.nodes["b"].engine(3).queues
+        await until(lambda: name in queue and queue[name].depth >= 12)
+        async with net.nodes["b"].client(client_in(3)) as reader, reader.consumer(name) as letters:
+            await reader.publisher(name).send("last")
+            async with asyncio.timeout(30):
+                got = [(await anext(letters)).payload for _ in range(13)]
+        assert sorted(got) == sorted([*(b"%d" % turns for turns in range(12)), b"last"])
 
 
 async def test_what_was_answered_and_heard_is_forgotten() -> None:

@@ -167,9 +167,6 @@ class Bridge:
         goals: list[Goal] = [(cell, []) for cell in cells]
         self._say(frames.LOOKUP, struct.pack(">I", number) + frames.write_goals(goals) + lookup.topic_filter)
 
-    def post_will(self, cell: int, will: Publish) -> None:
-        self._say(frames.WILL, struct.pack(">H", cell) + frames.write_message(will, self._node.now()))
-
     # ---- what the peer answers
 
     def _hear_known(self, number: int) -> None:
@@ -229,9 +226,6 @@ class BridgeEnd:
                 self._say(frames.KNOWN, struct.pack(">I", number))
             elif kind == frames.LOOKUP:
                 self._look_up(body)
-            elif kind == frames.WILL:
-                (cell,) = struct.unpack_from(">H", body)
-                node.post_will(cell, frames.read_messages(body, 2, node.now())[0])
             elif kind == frames.HEARD:
                 self._forget(struct.unpack_from(">I", body)[0])
 

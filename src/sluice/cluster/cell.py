@@ -64,8 +64,13 @@ class Cell:
         kept = router.kept
         taken = 0
         fault = ""
+        door = router.door
+        willed = False
         if shares and shares[0] == ALONE:
             shares = shares[1:]
+        elif message.topic[:1] == b"$" and door is not None and door.takes(message.topic):
+            door.publish_will(message)
+            willed = True
         else:
             self.note(message)
             try:
@@ -78,7 +83,7 @@ class Cell:
         taken += len(shares) - len(left)
         if spread is not None:
             spread.wait()
-            if router.kept != kept and router.keeper is not None:
+            if (willed or router.kept != kept) and router.keeper is not None:
                 router.keeper.answer_when_kept(Kept(self.owed, spread), 0)
             spread.finish(taken, fault)
         return left

@@ -9,7 +9,6 @@
     HEARD      u32 how many answers of this line have been heard
     LOOKUP     u32 id, goals, filter
     FOUND      u32 id, goals that are not here, PUBLISH packets
-    WILL       u16 cell, PUBLISH packet
 
 A goal is a cell and the shared subscriptions of it that one member each is to be chosen for. Where the first of them
 has no name, the message is for the others alone. The mark of a message is the same each time it is said.
@@ -34,8 +33,7 @@ PUBLISH: Final = 3
 ANSWER: Final = 4
 LOOKUP: Final = 5
 FOUND: Final = 6
-WILL: Final = 7
-HEARD: Final = 8
+HEARD: Final = 7
 
 ALONE: Final = b""  # instead of a first share: nobody but the shares that follow is to have it
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final, Protocol
 
 from sluice.broker.connection import Connection
@@ -208,15 +209,14 @@ class Node:
             bridge.publish([(cell, [ALONE, name])], message, spread)
 
     def post_will(self, cell: int, will: Publish) -> None:
-        here = self.local.get(cell)
-        bridge = self._bridge_to(cell)
-        if here is not None and here.broker.router.door is not None:
-            here.broker.turn.begin()
-            here.broker.router.door.publish_will(will)
-        elif bridge is not None:
-            bridge.post_will(cell, will)
-        else:
-            self._park(Parked((cell, []), will, self.now() + PARK_SECONDS))
+        """A will for a queue of another cell. Nobody waits to hear of it, so the log does."""
+        spread = self.new_spread(will, partial(self._will_is_over, will.topic))
+        self.send((cell, []), will, spread)
+        spread.finish(0)
+
+    def _will_is_over(self, topic: bytes, taken: int, fault: str) -> None:
+        if fault:
+            self.warn(f"a will for {topic.decode()} was not kept: {fault}")
 
     def _park(self, parked: Parked) -> None:
         if not self._parked:
@@ -233,10 +233,8 @@ class Node:
             elif isinstance(one.what, Spread):
                 self.send(one.goal, one.what.message, one.what)
                 one.what.finish(0)
-            elif isinstance(one.what, Lookup):
-                self.look_up(cell, one.what)
             else:
-                self.post_will(cell, one.what)
+                self.look_up(cell, one.what)
 
     def _give_up(self) -> None:
         now = self.now()
@@ -245,10 +243,8 @@ class Node:
         for one in late:
             if isinstance(one.what, Spread):
                 one.what.finish(0, "a part of the cluster does not answer: publish it again later")
-            elif isinstance(one.what, Lookup):
-                one.what.add([])
             else:
-                self.warn(f"a will for {one.what.topic.decode()} was not kept: nobody answers for its cell")
+                one.what.add([])
         if self._parked:
             asyncio.get_running_loop().call_later(1.0, self._give_up)
 

@@ -84,7 +84,7 @@ class Lookup:
 class Parked:
     """Something for a cell that nobody answers for now."""
 
-    def __init__(self, goal: Goal, what: Spread | Lookup | Publish, until: float) -> None:
+    def __init__(self, goal: Goal, what: Spread | Lookup, until: float) -> None:
         self.goal = goal
         self.what = what
         self.until = until
