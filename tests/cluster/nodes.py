@@ -74,7 +74,9 @@ class MemoryNode:
         self._net.owners[number] = None
         for connection in list(cell.broker.connections):
             connection.hold()
+        await cell.answer_all(0.5)
         await self.houses[number].flush()
+        cell.lose()
         cell.broker.stop(lambda: None)
         await asyncio.sleep(0)
         cell.broker.close()
@@ -87,6 +89,7 @@ class MemoryNode:
         self._net.owners[number] = None
         self._net.stores[number] = self._net.stores[number].crash()
         self.node.closed(number)
+        cell.lose()
         cell.broker.close()
         self.houses.pop(number)
 
@@ -160,6 +163,7 @@ class Net:
             cell = node.node.local[number]
             self.stores[number] = self.stores[number].crash()
             node.node.closed(number)
+            cell.lose()
             cell.broker.close()
         self.meet()
         return cells

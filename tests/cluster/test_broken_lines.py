@@ -75,12 +75,53 @@ async def test_a_plain_message_comes_once_however_often_the_line_breaks(qos: int
             for _ in range(draw.randrange(1, 12)):
                 await asyncio.sleep(0)
             net.cut_lines()
-            await until(lambda: not bridge.is_open)
+            await asyncio.sleep(0)  # both ends hear of it in the next turn
             await until(lambda: bridge.is_open or publishing.done())
         async with asyncio.timeout(30), net.nodes["a"].client(client_in(4, "away"), **options) as away:
             assert await Reader(here).read() == ONCE
             assert await Reader(member).read() == ONCE
             assert await Reader(away).read() == ONCE
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("moving", [1, 4])
+async def test_a_plain_message_comes_once_while_cells_are_handed_over(moving: int, seed: int) -> None:
+    """That of its publisher's session, or that of its receiver's."""
+    draw = random.Random(seed)
+    options = {"clean_start": False, "session_expiry": 600}
+    async with (
+        two_nodes() as net,
+        net.nodes["b"].client(client_in(1), max_inflight=20, **options) as publisher,
+    ):
+        async with net.nodes["a"].client(client_in(4), **options) as away:
+            await away.subscribe("burst/#", qos=2)
+        publishing = asyncio.create_task(publish_all(publisher, 2, asyncio.Event()))
+        while not publishing.done():
+            for _ in range(draw.randrange(1, 20)):
+                await asyncio.sleep(0)
+            await net.move(moving, "b" if net.owners[moving] == "a" else "a")
+            await asyncio.wait([publishing], timeout=draw.uniform(0.0, 0.03))
+        await publishing
+        async with asyncio.timeout(30), net.nodes["a"].client(client_in(4), **options) as away:
+            assert await Reader(away).read() == ONCE
+
+
+async def test_what_a_cell_keeps_while_it_is_handed_over_is_not_sent_to_its_next_owner_as_well() -> None:
+    options = {"clean_start": False, "session_expiry": 600}
+    async with two_nodes() as net, net.nodes["b"].client(client_in(1)) as publisher:
+        async with net.nodes["a"].client(client_in(4), **options) as away:
+            await away.subscribe("news/#", qos=2)
+        net.stores[4].hold()
+        publishing = asyncio.create_task(publisher.publish("news/1", b"one", qos=2))
+        await until(lambda: net.nodes["a"].node.local[4].owed)
+        moving = asyncio.create_task(net.move(4, "b"))
+        await until(lambda: 4 not in net.nodes["a"].node.local)
+        net.stores[4].release()
+        await moving
+        assert (await publishing).reason == 0
+        await publisher.publish("news/1", b"last", qos=2)
+        async with asyncio.timeout(30), net.nodes["a"].client(client_in(4), **options) as away:
+            assert await Reader(away).read() == Counter([b"one"])
 
 
 async def test_a_will_for_a_queue_of_another_node_comes_once_though_the_line_breaks() -> None:

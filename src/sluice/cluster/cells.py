@@ -165,7 +165,11 @@ class Cells:
         broker = found.cell.broker
         for connection in list(broker.connections):
             connection.hold()  # nothing more is read, and what was read is answered: nobody has to say it twice
-        await found.house.flush()
+        try:
+            await found.cell.answer_all(LAST_WORDS_SECONDS)
+            await found.house.flush()
+        finally:
+            found.cell.lose()
         gone = asyncio.Event()
         # Not "use another server": the same address leads to the new owner too, and clients take that word as final.
         broker.stop(gone.set, SERVER_SHUTTING_DOWN, "this session moves to another node: connect again")
@@ -188,6 +192,7 @@ class Cells:
         """At once: it may be another node's."""
         found = self.open.pop(number)
         self._node.closed(number)
+        found.cell.lose()
         found.cell.broker.close()
         task = asyncio.get_running_loop().create_task(found.house.close(keep=False))
         self._dropped.add(task)

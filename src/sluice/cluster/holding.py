@@ -26,7 +26,7 @@ from sluice.broker.queue_wishes import read_ids
 from sluice.errors import InvalidQueueConfig
 from sluice.wire.packets import Publish
 
-MOST_HELD: Final = 65_536  # of one queue: no consumer has more out, what is beyond was not settled in time
+MOST_HELD: Final = 16_384  # of one queue: hardly a prefetch is larger; what is beyond was not settled in time
 MOST_TOPICS: Final = 1024
 
 _NAME: Final = b"\x26\x00\x0amessage-id"  # how the properties of every delivery begin

@@ -68,10 +68,9 @@ class Node:
         self.retry()
 
     def closed(self, cell: int) -> None:
-        """It is not ours any more. What it was interested in is so until its next owner says otherwise."""
-        found = self.local.pop(cell, None)
-        if found is not None:
-            found.lose()
+        """Nobody is let in to it any more. What it was interested in is so until its next owner says otherwise; what it
+        owes is lost (`Cell.lose`) when it can keep nothing more."""
+        self.local.pop(cell, None)
 
     def peers_changed(self, peers: Iterable[str]) -> None:
         """The ids of all other nodes that live."""
