@@ -10,6 +10,7 @@ import pytest
 
 from sluice.client import Client, PublishRefused
 from sluice.client.message import Message
+from sluice.cluster.legs import SessionLegs
 from tests.cluster.kit import until
 from tests.cluster.nodes import Net, client_in, queue_in, two_nodes
 
@@ -49,6 +50,14 @@ async def lose(net: Net, how: str) -> None:
         await net.nodes["b"].close(1)
 
 
+async def is_heard(net: Net, client: Client, count: int = 1) -> None:
+    """Wait until the node of a client's session has so much of it that is for cell 1, which nobody has."""
+    session = net.nodes["a"].node.local[0].broker.registry.sessions[client.client_id]
+    assert isinstance(session.legs, SessionLegs)
+    leg = session.legs._legs[1]
+    await until(lambda: len(leg._backlog) + len(leg._sent) >= count)
+
+
 FORMS: dict[str, list[tuple[str, bytes, list[str]]]] = {
     "in one batch": [("", b"", OWN)],
     "one by one": [("", b"", [own]) for own in OWN],
@@ -76,7 +85,7 @@ async def test_what_is_acked_while_a_queue_has_no_owner_is_never_given_again(
             )
             for level, payload, ids in FORMS[form]
         ]
-        await asyncio.wait(acking, timeout=0.05)
+        await is_heard(net, worker, len(acking))
         await net.nodes["a"].open(1)
         assert [(await one).reason for one in acking] == [0] * len(acking)
         queue = net.nodes["a"].engine(1).queues[name]
@@ -91,7 +100,7 @@ async def test_of_a_batch_all_that_can_be_settled_is_and_the_rest_is_told() -> N
         await lose(net, "handed over")
         ids = [("message-id", one) for one in ["nobody's", *OWN[:3], "nothing"]]
         acking = asyncio.create_task(worker.publish(f"$queue/{name}/$ack", b"", qos=1, user=ids))
-        await asyncio.wait([acking], timeout=0.05)
+        await is_heard(net, worker)
         await net.nodes["a"].open(1)
         answer = await acking
         assert answer.reason == 0x10 and "2 of 2 could not be settled" in (answer.reason_string or "")
@@ -141,7 +150,7 @@ async def test_the_answer_to_a_packet_is_no_ack_of_what_its_client_has_failed_by
         message = await next_message(worker)
         await lose(net, "handed over")
         failing = asyncio.create_task(worker.publish(f"$queue/{name}/$nack/mine", b"", qos=1))
-        await asyncio.wait([failing], timeout=0.05)
+        await is_heard(net, worker)
         await message.ack()
         await net.nodes["a"].open(1)
         await failing
