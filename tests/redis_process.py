@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,13 @@ PATIENCE_SECONDS = 30.0
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that a server finds free again when it is started for the second time: below those that the system gives
+    to whoever calls out, and of which any may be somebody's by then."""
+    while True:
+        port = random.SystemRandom().randrange(12_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class RedisProcess(ServerProcess):
@@ -118,10 +124,6 @@ def _port_with_bus() -> int:
     """A free port whose neighbour 10000 above is free too: there the nodes talk to each other."""
     while True:
         port = free_port()
-        if port < 50_000:
-            with socket.socket() as probe:
-                try:
-                    probe.bind(("127.0.0.1", port + 10_000))
-                    return port
-                except OSError:
-                    pass
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port + 10_000))
+            return port

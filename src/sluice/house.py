@@ -145,7 +145,7 @@ class House:
             log.warning(note)
         restoring: asyncio.Future[list[Kept]] = loop.create_future()
         self._restoring = restoring
-        runner.restore(restoring.set_result)
+        runner.restore(partial(_restored, restoring))
         router = broker.router
         router.keeper = Keeper(engine.keeping, turn)
         turn.before_flush = runner.end_turn
@@ -390,6 +390,12 @@ def is_ours(error: BaseException | None) -> bool:
             return True
         trace = trace.tb_next
     return False
+
+
+def _restored(restoring: asyncio.Future[list[Kept]], found: list[Kept]) -> None:
+    """The store may have failed between question and answer: another node has taken it over, say."""
+    if not restoring.done():
+        restoring.set_result(found)
 
 
 def _rules_from(name: str, text: str) -> Rules:

@@ -18,9 +18,9 @@ from tests.client.servers import free_port
 INNER = {
     library.Client: {"acknowledge", "forget_subscription", "lend", "submit", "switch", "withdraw"},
     library.Consumer: {"end", "extend", "flush", "give_back", "leave", "receive", "reply"}
-    | {"session_lost", "settle"}
+    | {"line_is_new", "session_lost", "settle"}
     | {"settler", "slow_down", "take_waiting"},
-    library.Delivery: {"has_twin", "message", "place", "taken"},
+    library.Delivery: {"done", "has_twin", "line", "message", "place", "taken"},
     library.Publisher: set(),
     library.TopicConsumer: {"client"},
     Message: {"answer", "replier"},

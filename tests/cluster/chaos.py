@@ -21,9 +21,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
-
-import httpx
 
 from sluice.client import Backoff, Client, ConnectFailed
 from sluice.cluster.placement import cell_of, cell_of_queue
@@ -53,7 +50,7 @@ class ProxiedNodes(Nodes):
         stack.callback(self._close)
         for name in NAMES:
             port = self._links[name] = free_port()
-            link = FaultProxy(port)
+            link = FaultProxy(port, free_port())
             self.proxies[name] = [link]
             self._lines[name] = f'listen = "127.0.0.1:{port}"\nadvertise_link = "127.0.0.1:{link.port}"\n'
             if etcd is not None:
@@ -74,12 +71,6 @@ class ProxiedNodes(Nodes):
     def _close(self) -> None:
         for proxy in (one for ways in self.proxies.values() for one in ways):
             proxy.close()
-
-    def cluster(self, name: str) -> dict[str, Any]:
-        address = self.by_name[name].address("http")
-        answer = httpx.get(f"http://{address}/api/v1/cluster", timeout=10, trust_env=False)
-        found: dict[str, Any] = answer.json()
-        return found
 
 
 class Chaos:

@@ -74,7 +74,9 @@ class MemoryNode:
         self._net.owners[number] = None
         for connection in list(cell.broker.connections):
             connection.hold()
+        await cell.answer_all(0.5)
         await self.houses[number].flush()
+        cell.lose()
         cell.broker.stop(lambda: None)
         await asyncio.sleep(0)
         cell.broker.close()
@@ -87,6 +89,7 @@ class MemoryNode:
         self._net.owners[number] = None
         self._net.stores[number] = self._net.stores[number].crash()
         self.node.closed(number)
+        cell.lose()
         cell.broker.close()
         self.houses.pop(number)
 
@@ -122,7 +125,7 @@ class Net:
 
     def join(self, near: str, far: str | None, cell: int, greeting: bytes, protocol: LineProtocol) -> None:
         node = self.nodes.get(far or "")
-        other = node.node.accept(cell, greeting) if node is not None else None
+        other = node.node.accept(cell, greeting, near) if node is not None else None
         if other is None:
             asyncio.get_running_loop().call_soon(protocol.connection_lost, NoOwner(cell))
         else:
@@ -136,6 +139,12 @@ class Net:
     def meet(self) -> None:
         for name, node in self.nodes.items():
             node.node.peers_changed([other for other in self.nodes if other != name])
+
+    def cut_lines(self) -> None:
+        """Break every line between nodes; what is under way in them is lost."""
+        lines, self._lines = self._lines, []
+        for _, _, line in lines:
+            line.cut(LineLost("the test cut the line"))
 
     async def move(self, cell: int, to: str) -> None:
         await self.nodes[self.owners[cell] or ""].close(cell)
@@ -154,6 +163,7 @@ class Net:
             cell = node.node.local[number]
             self.stores[number] = self.stores[number].crash()
             node.node.closed(number)
+            cell.lose()
             cell.broker.close()
         self.meet()
         return cells

@@ -10,10 +10,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+import httpx
 
 from sluice.client import Backoff, Client, ClientError
 from tests.brokers import Broker
+from tests.redis_process import free_port
 
 CELLS = 12
 STILL_SECONDS = 60.0  # without any more work: what is missing then does not come
@@ -37,11 +40,9 @@ class Nodes:
         folder.mkdir(exist_ok=True)
         config = f'{self._config}\n[cluster]\nnode = "{name}"\ncells = {CELLS}\n{self.lines_of(name)}'
         config += f'name = "{self._folder.name}"\n[redis]\nprefix = "{self._folder.name}"\n'
-        flags = ["--store", self._store]
-        if name in self._ports:
-            flags += ["--mqtt", f"127.0.0.1:{self._ports[name]}"]
+        port = self._ports.setdefault(name, free_port())
+        flags = ["--store", self._store, "--mqtt", f"127.0.0.1:{port}"]
         node = Broker(folder, config, flags, {"SLUICE_CLUSTER__COORDINATOR": self._coordinator})
-        self._ports[name] = node.mqtt.port
         self.by_name[name] = node
         return node
 
@@ -52,6 +53,17 @@ class Nodes:
 
     def port(self, name: str) -> int:
         return self._ports[name]
+
+    def owners(self, name: str) -> list[str | None]:
+        """Who has each cell, as this node sees it."""
+        cells = {one["cell"]: one["node"] for one in self.cluster(name)["cells"]}
+        return [cells.get(number) for number in range(CELLS)]
+
+    def cluster(self, name: str) -> dict[str, Any]:
+        address = self.by_name[name].address("http")
+        answer = httpx.get(f"http://{address}/api/v1/cluster", timeout=10, trust_env=False)
+        found: dict[str, Any] = answer.json()
+        return found
 
     def kill(self, name: str) -> None:
         self.by_name.pop(name).kill()

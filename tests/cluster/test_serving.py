@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sluice.client import Client
+from sluice.client import Client, Draft
+from sluice.cluster.placement import cell_of, cell_of_queue
 from tests.cluster.kit import until
-from tests.cluster.processes import Nodes, Work
+from tests.cluster.processes import CELLS, Nodes, Work
 from tests.redis_process import RedisProcess
 
 NAMES = ("one", "two", "three")
@@ -70,3 +72,41 @@ async def test_a_planned_leave_hands_everything_over_and_is_not_waited_for(nodes
         nodes.start("three")
         await work.more(10)
         await work.check()
+
+
+@pytest.mark.parametrize("way", ["killed", "stopped"])
+async def test_an_ack_by_ids_that_comes_when_the_owner_of_its_queue_has_gone_counts_at_the_next_one(
+    nodes: Nodes, way: str
+) -> None:
+    await until(lambda: nodes.owners("one").count("two") == CELLS // 3)
+    owners = nodes.owners("one")
+    me = next(f"w-{n}" for n in range(999) if owners[cell_of(f"w-{n}", CELLS)] == "one")
+    queue = next(f"{way}-{n}" for n in range(999) if owners[cell_of_queue(f"{way}-{n}", CELLS)] == "two")
+    names = [f"job {n}" for n in range(20)]
+    async with Client(port=nodes.port("one"), client_id=me) as worker:
+        await worker.publisher(queue).send_many(Draft(name, id=name) for name in names)
+        await worker.subscribe(f"$queue/{queue}", qos=1)
+        messages = worker.messages()
+        for _ in names:
+            await anext(messages)
+        if way == "killed":
+            nodes.kill("two")
+            leaving = asyncio.create_task(asyncio.sleep(0))
+        else:
+            leaving = asyncio.create_task(asyncio.to_thread(nodes.by_name.pop("two").stop))
+            await until(lambda: "two" not in nodes.owners("one"))
+        async with asyncio.timeout(30):
+            ids = [("message-id", name) for name in names]
+            assert (await worker.publish(f"$queue/{queue}/$ack", b"", qos=1, user=ids)).reason == 0
+            async with Client(port=nodes.port("three")) as other, other.consumer(queue, group="w") as jobs:
+                await worker.unsubscribe(f"$queue/{queue}")
+                await other.publisher(queue).send("new")
+                assert (await anext(jobs)).text == "new"
+            if (
+                way == "killed"
+            ):  # nobody had it when the ack was said: not even its own client was given it again
+                await worker.subscribe("end", qos=1)
+                await worker.publish("end", qos=1)
+                assert (await anext(messages)).topic == "end"
+    await leaving
+    nodes.start("two")

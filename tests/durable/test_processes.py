@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sluice.client import Client, Message, PublishRefused
+from sluice.client import Client, Draft, Message, PublishRefused
 from tests.brokers import Broker, StartBroker
 
 
@@ -35,7 +35,7 @@ class Server:
         if lasting:
             options |= {"clean_start": False, "session_expiry": 3600}
         address = self.broker.mqtt
-        return Client(address.host, address.port, client_id=client_id, reconnect=False, **options)
+        return Client(address.host, address.port, **{"client_id": client_id, "reconnect": False, **options})
 
 
 @pytest.fixture
@@ -67,6 +67,34 @@ async def test_queued_messages_survive_a_kill_and_acked_ones_do_not_come_back(se
         await client.subscribe("$queue/jobs", qos=1)
         got = sorted(int(message.payload) for message in await take(client, 25))
         assert got == list(range(1, 50, 2))
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+async def test_work_that_was_acked_while_the_server_was_dead_is_not_done_again(
+    server: Server, lasting: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The acks name ids of the publisher's, all in one packet; the server that hears them has given nothing out."""
+    async with server.client("w-1", lasting, reconnect=True) as worker, worker.consumer("jobs") as jobs:
+        await worker.publisher("jobs").send_many(Draft(str(n), id=f"job {n}") for n in range(20))
+        given = [await anext(jobs) for _ in range(20)]
+        assert server.broker is not None
+        port = server.broker.mqtt.port
+        server.kill()
+        for job in given:
+            await job.ack()
+        server.start("--mqtt", f"127.0.0.1:{port}")
+        async with asyncio.timeout(30):
+            await worker.wait_connected()
+            await worker.publisher("jobs").send("new")
+            new = await anext(jobs)
+            assert new.text == "new"
+            await new.ack(confirm=True)
+            await worker.drain()
+        assert jobs.buffered == 0
+    async with server.client("w-2") as other, other.consumer("jobs", group="w") as jobs:
+        await other.publisher("jobs").send("last")
+        assert (await anext(jobs)).text == "last"
+    assert "refused" not in caplog.text
 
 
 async def test_retained_messages_survive_a_kill(server: Server) -> None:

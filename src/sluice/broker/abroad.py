@@ -39,6 +39,7 @@ class FarDelivery(Delivery):
         self.leg: Leg = leg
         self.far_id: i64 = far_id  # its packet id on the leg,
         self.life: i64 = life  # and which of the leg's connections that was
+        self.failed: bool = False  # its client has said so by name: its PUBACK is no ack
         self.unsaid: bool = (
             False  # the client has a new connection, and it is not known yet whether it is still its
         )

@@ -168,8 +168,9 @@ class Connection(asyncio.Protocol):
             self._protocol.lost()
 
     def _begin(self, event: Connected) -> None:
-        if not event.session_present:
-            for receiver in self._switch.receivers():
+        for receiver in self._switch.receivers():
+            receiver.line_is_new()
+            if not event.session_present:
                 receiver.session_lost()
         seconds = event.server.keep_alive
         if seconds is None:

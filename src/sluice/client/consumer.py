@@ -227,6 +227,9 @@ class Consumer:
         if self.settler.take(delivery):
             self._inbox.put(delivery)
 
+    def line_is_new(self) -> None:
+        self.settler.line += 1
+
     def session_lost(self) -> None:
         for delivery in self._inbox.take_waiting():
             self.settler.drop(delivery)

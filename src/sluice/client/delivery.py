@@ -48,8 +48,10 @@ class Delivery:
     __slots__ = (
         "_facts",
         "_settling",
+        "done",
         "has_twin",
         "id",
+        "line",
         "message",
         "payload",
         "settled",
@@ -63,6 +65,8 @@ class Delivery:
         self.payload = message.payload
         self.topic = message.topic  # `$queue/<name>`, without an id behind it
         self.settled = False
+        self.done = False  # settled by an ack
+        self.line = 0  # the how manieth connection it came on
         self.taken = False  # the application has it
         self.has_twin = False  # another delivery of this id is with us: only the token tells them apart
         self._settling = settling

@@ -125,6 +125,8 @@ class Requester:
     async def leave(self) -> None:
         """Nothing is held here. Who still waits for an answer hears of the end."""
 
+    def line_is_new(self) -> None: ...
+
     def session_lost(self) -> None:
         """The subscription is renewed by the client, and questions are still open: the broker keeps answers a while."""
 

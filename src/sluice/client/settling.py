@@ -4,6 +4,9 @@ Acks of one turn of the loop leave as one publish that names them all: a worker 
 second cannot afford a packet and an answer for each. The other words are rare, and go one by one with the token of
 their delivery. A delivery stays `held` until its settlement is answered, so that one the broker says again after a
 reconnect (its line answer was lost) is known and not worked on twice.
+
+A broker that was started again, or another node that has taken the queue over, does not know what it had given to whom:
+it finds what we had by the tokens. So what came on an earlier connection is acked one by one.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from typing import TYPE_CHECKING, Final
 from sluice.client.confirm import Confirm
 from sluice.client.delivery import Delivery
 from sluice.client.errors import ClientError, PublishRefused, Unsupported
-from sluice.client.exchange import Exchange
+from sluice.client.exchange import Exchange, Outgoing
 from sluice.wire.packets import V5, Publish, publish_with
 from sluice.wire.properties import Properties
+from sluice.wire.reasons import IMPLEMENTATION_SPECIFIC_ERROR, NO_MATCHING_SUBSCRIBERS
 
 if TYPE_CHECKING:
     from sluice.client.client import Client
@@ -30,6 +34,7 @@ MOST_AT_ONCE: Final = 256  # deliveries that one publish settles
 class Settler:
     def __init__(self, client: Client) -> None:
         self.held: dict[str, Delivery] = {}
+        self.line = 0  # counts connections
         self.adopts = False  # a job that is given again while it is being done goes on under its new token
         self._twins: list[Delivery] = []  # older deliveries of an id that is held anew
         self._client = client
@@ -41,9 +46,15 @@ class Settler:
 
     def take(self, delivery: Delivery) -> bool:
         """A delivery has arrived; False: it is with us already, and was only said again."""
+        delivery.line = self.line
         before = self.held.get(delivery.id)
         if before is not None:
             if before.token == delivery.token and (delivery.token or delivery.message.dup):
+                return False
+            if before.done and delivery.token and before.place == delivery.place:
+                # Given again before our ack of it was heard: what is done is done.
+                self.held[delivery.id] = delivery
+                self.say(delivery, "$ack", [])
                 return False
             if before.place != delivery.place or (before.taken and not self.adopts):
                 before.has_twin = delivery.has_twin = True
@@ -53,6 +64,7 @@ class Settler:
                 before.settled = True
             elif not before.settled:
                 before.token = delivery.token
+                before.line = self.line
                 return False
         self.held[delivery.id] = delivery
         return True
@@ -73,10 +85,11 @@ class Settler:
     def ack_soon(self, delivery: Delivery) -> None:
         """Ack with the others of this turn."""
         delivery.settled = True
+        delivery.done = True
         if not self._explicit:  # 3.1.1: the answer to the packet is the ack
             self._client.acknowledge(delivery.message)
             self.drop(delivery)
-        elif delivery.has_twin:
+        elif delivery.has_twin or delivery.line != self.line:
             self.say(delivery, "$ack", [])
         else:
             try:
@@ -108,12 +121,13 @@ class Settler:
             properties = Properties()
             properties.user = [("message-id", one.id) for one in some]
             confirm = Confirm(publish_with(name, b"", 1, False, properties))
-            self._submit(confirm, verb, some)
+            self._submit(confirm, verb, some, True)
 
     def say(self, delivery: Delivery, verb: str, told: list[tuple[str, str]]) -> Confirm:
         """One verb for one delivery, by its token."""
         if verb != "$extend":
             delivery.settled = True
+            delivery.done = verb == "$ack"
         if self._explicit:
             properties = Properties()
             properties.user = [("message-id", delivery.id), ("delivery-token", delivery.token), *told]
@@ -132,9 +146,9 @@ class Settler:
             )  # behind the word: it frees the line and settles nothing
         return confirm
 
-    def _submit(self, confirm: Confirm, verb: str, deliveries: list[Delivery]) -> None:
+    def _submit(self, confirm: Confirm, verb: str, deliveries: list[Delivery], by_name: bool = False) -> None:
         """Nothing is raised here: this is called at the end of turns as well, where nobody would hear it."""
-        confirm.add_done_callback(_Answer(self, verb, deliveries))
+        confirm.add_done_callback(_Answer(self, verb, deliveries, by_name))
         try:
             self._client.submit(confirm)
         except ClientError as error:
@@ -144,23 +158,46 @@ class Settler:
 class _Answer:
     """What the broker said to a settlement."""
 
-    __slots__ = ("_deliveries", "_settler", "_verb")
+    __slots__ = ("_by_name", "_deliveries", "_settler", "_verb")
 
-    def __init__(self, settler: Settler, verb: str, deliveries: list[Delivery]) -> None:
+    def __init__(self, settler: Settler, verb: str, deliveries: list[Delivery], by_name: bool) -> None:
         self._settler = settler
         self._verb = verb
         self._deliveries = deliveries
+        self._by_name = by_name
 
     def __call__(self, exchange: Exchange) -> None:
+        deliveries, settler = self._deliveries, self._settler
+        if self._by_name and self._verb == "$ack" and isinstance(exchange, Outgoing):
+            if exchange.reason in (NO_MATCHING_SUBSCRIBERS, IMPLEMENTATION_SPECIFIC_ERROR):
+                deliveries = self._say_again(deliveries)
         error = exchange.error
         if isinstance(error, PublishRefused | Unsupported):
-            several = len(self._deliveries) > 1
+            self._warn(
+                error, [one for one in deliveries if settler.held.get(one.id, one) is one or one.has_twin]
+            )
+        if self._verb != "$extend":
+            for delivery in deliveries:
+                settler.drop(delivery)
+
+    def _warn(self, error: PublishRefused | Unsupported, deliveries: list[Delivery]) -> None:
+        """Of those in whose stead no other delivery has been acked meanwhile."""
+        if deliveries:
             log.warning(
                 "%s of %s was refused: %s",
                 self._verb,
-                f"{len(self._deliveries)} deliveries" if several else self._deliveries[0].id,
+                f"{len(deliveries)} deliveries" if len(deliveries) > 1 else deliveries[0].id,
                 getattr(error, "reason_string", None) or error.what,
             )
-        if self._verb != "$extend":
-            for delivery in self._deliveries:
-                self._settler.drop(delivery)
+
+    def _say_again(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """Some of what we have acked is not known by name. What came on an earlier connection may be known by its
+        token; those that this is no hope for."""
+        settler = self._settler
+        left: list[Delivery] = []
+        for one in deliveries:
+            if one.line == settler.line or settler.held.get(one.id) is not one:
+                left.append(one)
+            else:
+                settler.say(one, "$ack", [])
+        return left

@@ -27,6 +27,9 @@ class Receiver(Protocol):
     async def leave(self) -> None:
         """The client is about to close: say goodbye, and give back what is not settled."""
 
+    def line_is_new(self) -> None:
+        """There is another connection than before."""
+
     def session_lost(self) -> None:
         """The server has forgotten the session: what it had given us, it gives again."""
 

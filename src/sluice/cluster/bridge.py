@@ -1,7 +1,8 @@
 """Between two nodes: one line each way for all that is plain MQTT. The node that dials speaks, the other one answers.
 
 A publish goes once to a node, however many of its cells want it. What was not answered when the line breaks is given
-back to the node, which asks whoever owns the cells by then.
+back to the node, which asks whoever owns the cells by then. If that is the same node it may have it already: each
+publish has a mark, by which it is known again (`taken`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -17,6 +19,7 @@ from sluice.cluster import frames
 from sluice.cluster.frames import Frames, Goal, frame
 from sluice.cluster.lines import LineTransport
 from sluice.cluster.spread import Lookup, Spread
+from sluice.cluster.taken import Memory, key_of
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 GREETING: Final = b"bridge"
 FIRST_PAUSE: Final = 0.02
 LONGEST_PAUSE: Final = 0.5
+HEARD_EVERY: Final = 64  # answers, before the peer may forget what they were about
 
 
 class Bridge:
@@ -43,6 +47,7 @@ class Bridge:
         self._told = 0  # the number of the last interest that was told,
         self._known = 0  # and up to which the peer has heard it
         self._listeners: list[tuple[int, Callable[[], None]]] = []
+        self._heard = 0  # answers on this line
         self._pause = FIRST_PAUSE
         self._ended = False
         self.dial()
@@ -73,6 +78,7 @@ class Bridge:
             return
         self._transport = transport
         self._frames = Frames()
+        self._heard = 0
         self._pause = FIRST_PAUSE
         self.choked = False
         for cell, table in self._node.tables():
@@ -146,12 +152,13 @@ class Bridge:
             self._listeners.append((self._told, known))
 
     def publish(self, goals: list[Goal], message: Publish, spread: Spread | None) -> None:
-        number = 0
+        number = mark = 0
         if spread is not None:
+            mark = spread.mark
             number = self._last = self._last % 0xFFFF_FFFF + 1
             self._publishes[number] = (goals, spread)
             spread.wait()
-        body = struct.pack(">I", number) + frames.write_goals(goals)
+        body = struct.pack(">IQ", number, mark) + frames.write_goals(goals)
         self._say(frames.PUBLISH, body + frames.write_message(message, self._node.now()))
 
     def look_up(self, cells: list[int], lookup: Lookup) -> None:
@@ -159,9 +166,6 @@ class Bridge:
         self._lookups[number] = (cells, lookup)
         goals: list[Goal] = [(cell, []) for cell in cells]
         self._say(frames.LOOKUP, struct.pack(">I", number) + frames.write_goals(goals) + lookup.topic_filter)
-
-    def post_will(self, cell: int, will: Publish) -> None:
-        self._say(frames.WILL, struct.pack(">H", cell) + frames.write_message(will, self._node.now()))
 
     # ---- what the peer answers
 
@@ -180,6 +184,9 @@ class Bridge:
             for goal in gone:
                 self._node.send_again(goal, spread)
             spread.finish(taken, body[at:].decode())
+        self._heard += 1
+        if self._heard % HEARD_EVERY == 0:
+            self._say(frames.HEARD, struct.pack(">I", self._heard))
 
     def _hear_found(self, body: bytes) -> None:
         (number,) = struct.unpack_from(">I", body)
@@ -194,11 +201,15 @@ class Bridge:
 class BridgeEnd:
     """From one other node."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, memory: Memory) -> None:
         self._node = node
+        self._memory = memory
+        self._line = memory.new_line(node.now())
         self._transport: LineTransport | None = None
         self._frames = Frames()
         self._out: list[bytes] = []
+        self._unheard: deque[list[int]] = deque()  # what our answers were about, in their order
+        self._heard = 0
 
     def connection_made(self, transport: LineTransport) -> None:
         self._transport = transport
@@ -215,15 +226,15 @@ class BridgeEnd:
                 self._say(frames.KNOWN, struct.pack(">I", number))
             elif kind == frames.LOOKUP:
                 self._look_up(body)
-            elif kind == frames.WILL:
-                (cell,) = struct.unpack_from(">H", body)
-                node.post_will(cell, frames.read_messages(body, 2, node.now())[0])
+            elif kind == frames.HEARD:
+                self._forget(struct.unpack_from(">I", body)[0])
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, fault: BaseException | None) -> None:
         self._transport = None
+        self._memory.line_broke(self._line, self._node.now())
 
     def pause_writing(self) -> None: ...
     def resume_writing(self) -> None: ...
@@ -240,29 +251,40 @@ class BridgeEnd:
 
     def _take(self, body: bytes) -> None:
         node = self._node
-        (number,) = struct.unpack_from(">I", body)
-        goals, at = frames.read_goals(body, 4)
+        number, mark = struct.unpack_from(">IQ", body)
+        goals, at = frames.read_goals(body, 12)
         message = frames.read_messages(body, at, node.now())[0]
+        if number == 0:
+            for cell, shares in goals:
+                here = node.local.get(cell)
+                if here is not None:
+                    here.take(message, shares, None)
+            return
         gone: list[Goal] = []
-        spread = None
-        if number:
-            spread = Spread(
-                message, partial(self._answer, number, gone), lambda cell: gone.append((cell, []))
-            )
+        keys: list[int] = []
+        answer = Spread(message, partial(self._answer, number, gone, keys))
         for cell, shares in goals:
             here = node.local.get(cell)
             if here is None:
                 gone.append((cell, shares))
             else:
-                left = here.take(message, shares, spread)
-                if left:
-                    gone.append((frames.ANY_CELL, left))
-        if spread is not None:
-            spread.finish(0)
+                key = key_of(mark, cell)
+                keys.append(key)
+                taken = self._memory.find(key, cell, self._line)
+                taken.give(here, shares, message)
+                taken.tell(answer, gone)
+        answer.finish(0)
 
-    def _answer(self, number: int, gone: list[Goal], taken: int, fault: str) -> None:
+    def _answer(self, number: int, gone: list[Goal], keys: list[int], taken: int, fault: str) -> None:
         body = struct.pack(">II", number, taken) + frames.write_goals(gone) + fault.encode()
         self._say(frames.ANSWER, body)
+        self._unheard.append(keys)
+
+    def _forget(self, heard: int) -> None:
+        while self._heard < heard and self._unheard:
+            self._heard += 1
+            for key in self._unheard.popleft():
+                self._memory.forget(key)
 
     def _look_up(self, body: bytes) -> None:
         node = self._node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from sluice.broker.connection import Connection
 from sluice.broker.queue_reasons import reason_of
 from sluice.broker.session import Session
 from sluice.broker.subscriptions import Capture, Share, Subscription
+from sluice.cluster.frames import ALONE
 from sluice.cluster.interest import BINDING
 from sluice.cluster.legs import SessionLegs
 from sluice.cluster.placement import cell_of, cell_of_queue
@@ -38,6 +40,9 @@ class Cell:
         self.filters: dict[bytes, int] = {}  # what it is interested in
         self.lookups: set[Lookup] = set()
         self.owed: set[Kept] = set()  # publishes from other cells that wait for this one's store
+        self.asking = 0  # publishes of this cell that wait for others
+        self.answered: asyncio.Event | None = None  # set when there are none: somebody waits for it
+        self.is_lost = False
         self.abroad = CellAbroad(node, self)
         broker.has_room_for = self._has
         broker.router.abroad = self.abroad
@@ -63,24 +68,43 @@ class Cell:
         kept = router.kept
         taken = 0
         fault = ""
-        self.note(message)
-        try:
-            taken = int(router.publish(message, None))
-        except QueueError as error:
-            fault = str(error)
+        door = router.door
+        willed = False
+        if shares and shares[0] == ALONE:
+            shares = shares[1:]
+        elif message.topic[:1] == b"$" and door is not None and door.takes(message.topic):
+            door.publish_will(message)
+            willed = True
+        else:
+            self.note(message)
+            try:
+                taken = int(router.publish(message, None))
+            except QueueError as error:
+                fault = str(error)
         if taken < 0:
             taken, fault = 0, "the server keeps no more retained messages"
         left = self._hand_out(message, shares)
         taken += len(shares) - len(left)
         if spread is not None:
             spread.wait()
-            if router.kept != kept and router.keeper is not None:
+            if (willed or router.kept != kept) and router.keeper is not None:
                 router.keeper.answer_when_kept(Kept(self.owed, spread), 0)
             spread.finish(taken, fault)
         return left
 
+    async def answer_all(self, seconds: float) -> None:
+        """Wait until its clients have heard of what they have published to other cells. They would say it again to the
+        next owner, who cannot know that the others have it."""
+        if self.asking:
+            self.answered = asyncio.Event()
+            try:
+                await asyncio.wait_for(self.answered.wait(), seconds)
+            except TimeoutError:
+                pass  # they do say it again
+
     def lose(self) -> None:
         """It is not here any more: what its store still owes, its next owner does."""
+        self.is_lost = True
         for kept in list(self.owed):
             kept.lose(self.number)
 
@@ -167,7 +191,8 @@ class CellAbroad(Abroad):
         elif packet.qos > 0:
             session.answer_later(packet)
             session.defer_receipt(packet)
-            spread = self.node.new_spread(packet, partial(_answer, session, packet, session.epoch()))
+            self._cell.asking += 1
+            spread = self.node.new_spread(packet, partial(self._answer, session, packet, session.epoch()))
             if waits and router.keeper is not None:
                 router.keeper.answer_when_kept(Kept(set(), spread), 0)
             self.node.spread(goals, packet, spread)
@@ -179,6 +204,15 @@ class CellAbroad(Abroad):
         if waits:
             router.hold_back(connection)
         self.node.hold_back(connection)
+
+    def _answer(self, session: Session, packet: Publish, epoch: int, taken: int, fault: str) -> None:
+        cell = self._cell
+        cell.asking -= 1
+        if cell.asking == 0 and cell.answered is not None:
+            cell.answered.set()
+        if not cell.is_lost:
+            reason = QUOTA_EXCEEDED if fault else NO_MATCHING_SUBSCRIBERS if taken == 0 else 0
+            session.answer_far(packet, False, epoch, reason, fault)
 
     def _goals(self, packet: Publish) -> tuple[dict[int, list[bytes]], list[bytes]]:
         """By other cell, the shared subscriptions that it is to choose members for; and those of this cell."""
@@ -257,11 +291,6 @@ class CellAbroad(Abroad):
         if messages and session.subscriptions.get(subscription.topic_filter) is subscription:
             self._router.turn.begin()
             self._router.deliver_retained(subscription, messages)
-
-
-def _answer(session: Session, packet: Publish, epoch: int, taken: int, fault: str) -> None:
-    reason = QUOTA_EXCEEDED if fault else NO_MATCHING_SUBSCRIBERS if taken == 0 else 0
-    session.answer_far(packet, False, epoch, reason, fault)
 
 
 def _nobody_waits(taken: int, fault: str) -> None:

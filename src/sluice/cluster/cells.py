@@ -71,7 +71,6 @@ class Cells:
     ) -> None:
         self.me: NodeInfo | None = None  # None: not in the cluster
         self.open: dict[int, Open] = {}
-        self.moves = 0  # cells that were opened or closed since the start
         self._node = node
         self._coordinator = coordinator
         self._make_broker = make_broker
@@ -150,7 +149,6 @@ class Cells:
             await house.close(keep=False)
             return
         self.open[number] = Open(cell, house)
-        self.moves += 1
         self._node.opened(cell)
         log.info("cell opened", extra={"cell": number, "from": claimant or "nobody"})
 
@@ -164,11 +162,14 @@ class Cells:
         if found is None:
             return
         self._node.closed(number)
-        self.moves += 1
         broker = found.cell.broker
         for connection in list(broker.connections):
             connection.hold()  # nothing more is read, and what was read is answered: nobody has to say it twice
-        await found.house.flush()
+        try:
+            await found.cell.answer_all(LAST_WORDS_SECONDS)
+            await found.house.flush()
+        finally:
+            found.cell.lose()
         gone = asyncio.Event()
         # Not "use another server": the same address leads to the new owner too, and clients take that word as final.
         broker.stop(gone.set, SERVER_SHUTTING_DOWN, "this session moves to another node: connect again")
@@ -191,7 +192,7 @@ class Cells:
         """At once: it may be another node's."""
         found = self.open.pop(number)
         self._node.closed(number)
-        self.moves += 1
+        found.cell.lose()
         found.cell.broker.close()
         task = asyncio.get_running_loop().create_task(found.house.close(keep=False))
         self._dropped.add(task)

@@ -43,6 +43,12 @@ class Directory:
     def me(self) -> str:
         return self._me()
 
+    @property
+    def my_name(self) -> str:
+        """Empty while this node is not in the cluster."""
+        found = self._coordinator.nodes.get(self.me)
+        return found.name if found is not None else ""
+
     def nodes(self) -> dict[str, NodeInfo]:
         return dict(self._coordinator.nodes)
 

@@ -4,13 +4,14 @@
 
     INTEREST   u32 number, u16 cell, u8 1: all of it, JSON {filter: count}
     KNOWN      u32 number
-    PUBLISH    u32 id (0: no answer), goals, PUBLISH packet
+    PUBLISH    u32 id (0: no answer), u64 mark, goals, PUBLISH packet
     ANSWER     u32 id, u32 taken, goals that are not here, why
+    HEARD      u32 how many answers of this line have been heard
     LOOKUP     u32 id, goals, filter
     FOUND      u32 id, goals that are not here, PUBLISH packets
-    WILL       u16 cell, PUBLISH packet
 
-A goal is a cell and the shared subscriptions of it that one member each is to be chosen for.
+A goal is a cell and the shared subscriptions of it that one member each is to be chosen for. Where the first of them
+has no name, the message is for the others alone. The mark of a message is the same each time it is said.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ PUBLISH: Final = 3
 ANSWER: Final = 4
 LOOKUP: Final = 5
 FOUND: Final = 6
-WILL: Final = 7
+HEARD: Final = 7
+
+ALONE: Final = b""  # instead of a first share: nobody but the shares that follow is to have it
 
 ANY_CELL: Final = 0xFFFF  # of shared subscriptions that have no member where they were sent
 

@@ -4,7 +4,8 @@
 
 The far cell does with it what it does with every client: groups, prefetch, receive maximum, settling, refusals in
 words. Packet ids are the leg's own. What was published and not answered is said again when the line breaks or the cell
-moves; what the client had been given over the line before is settled by name then, because late work is work.
+moves. What the client had been given over the line before is settled by token then, because late work is work: and it
+is so before the new line subscribes to anything, so that nobody is given what is done.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from mypy_extensions import i64
 from sluice.broker.abroad import FarDelivery
 from sluice.broker.abroad import Leg as Port
 from sluice.broker.connection import NO_LIMIT
-from sluice.broker.queue_consumer import user_property
-from sluice.broker.queue_topics import Wishes, parse_queue_topic, read_wishes
+from sluice.broker.queue_topics import NACK, REJECT, RELEASE
 from sluice.broker.subscriptions import encode_identifiers
+from sluice.cluster.holding import Holding, name_in, settlement
 from sluice.cluster.lines import LineTransport
+from sluice.cluster.said import Asked, Sent, Whole
 from sluice.errors import ProtocolViolation
 from sluice.wire.decode import decode, decode_publish
 from sluice.wire.encode import write_ack, write_packet, write_publish, write_reasoned
@@ -53,24 +55,6 @@ LONGEST_PAUSE: Final = 0.5  # and at most
 MOST_WAITING: Final = 1024  # publishes that wait for an answer, before the publisher is not heard
 
 
-class Sent:
-    """A publish on its way to the far cell. The epoch tells which connection of the client waits for the answer; -1:
-    none does."""
-
-    def __init__(self, packet: Publish, settles: bool, epoch: int) -> None:
-        self.packet = packet
-        self.settles = settles
-        self.epoch = epoch
-
-
-class Asked:
-    """A SUBSCRIBE on its way."""
-
-    def __init__(self, topic_filter: bytes, answer: Callable[[int, str], None] | None) -> None:
-        self.topic_filter = topic_filter
-        self.answer = answer
-
-
 class Leg(Port):
     def __init__(self, legs: SessionLegs, cell: int, fresh: bool) -> None:
         self.cell = cell
@@ -92,6 +76,10 @@ class Leg(Port):
         self._filters: dict[bytes, tuple[int, list[str]]] = {}
         self._given: dict[int, FarDelivery] = {}  # what the client has of this line, by the line's packet id
         self._said: set[int] = set()  # of those, what the far cell has said on this line
+        self._holding = Holding()  # what the client has not settled yet, where a PUBACK does not
+        self._by_puback: dict[bytes, bool] = {}  # by topic: where it does
+        self._of_topic: bytes = b""  # the topic of the last delivery,
+        self._held: dict[bytes, bytes] | None = None  # and where those of its queue are noted
         self._pause = FIRST_PAUSE
         self._choked = False
         self._renews = False  # the line is to be made anew, once nothing on it waits for an answer
@@ -124,6 +112,9 @@ class Leg(Port):
             connect.properties.maximum_packet_size = int(connection.peer_limit)
         self._fresh = False
         self._say(connect)
+        again, self._sent = self._sent, {}
+        self._backlog.extendleft(reversed(again.values()))
+        others = self._settle_late()
         self._say(Pingreq())  # its answer comes behind all that is said again
         self._asked = {
             key: asked for key, asked in self._asked.items() if asked.topic_filter in self._filters
@@ -132,9 +123,35 @@ class Leg(Port):
         for topic_filter, (qos, wishes) in self._filters.items():
             asked = waiting.get(topic_filter) or Asked(topic_filter, None)
             self._say_subscribe(asked, qos, wishes)
-        again, self._sent = self._sent, {}
-        self._backlog.extendleft(reversed(again.values()))
+        self._backlog.extend(others)
         self._work_off()
+
+    def _settle_late(self) -> list[Sent]:
+        """Say what waits to be said of deliveries of earlier lines; all else that waits."""
+        self._holding.line_is_new()
+        self._look_again()
+        waiting, self._backlog = self._backlog, deque()
+        others: list[Sent] = []
+        for sent in waiting:
+            for part in self._in_parts(sent):
+                if part.settles and part.epoch < 0:
+                    self._backlog.append(part)
+                else:
+                    others.append(part)
+        self._work_off()
+        return others
+
+    def _in_parts(self, sent: Sent) -> list[Sent]:
+        if not sent.settles or sent.epoch < 0:
+            return [sent]
+        late, rest = self._holding.split(sent.packet)
+        if not late:
+            return [sent]
+        whole = Whole(sent, len(late) if rest is None else len(late) + 1)
+        parts = [Sent(packet, True, -1, whole) for packet in late]
+        if rest is not None:
+            parts.append(Sent(rest, True, sent.epoch, whole))
+        return parts
 
     def data_received(self, data: bytes) -> None:
         self._legs.begin()
@@ -181,16 +198,33 @@ class Leg(Port):
     def publish(self, packet: Publish, settles: bool, epoch: int) -> None:
         if packet.expires_at:
             packet.expiry = max(0, int(packet.expires_at - self._legs.now() + 0.999))
-        self._backlog.append(Sent(packet, settles, epoch))
+        sent = Sent(packet, settles, epoch)
+        if settles and epoch >= 0 and self._given:
+            self._note_words(packet)
         if self._transport is None:
+            self._backlog.append(sent)
             self.dial()
         else:
+            if settles:
+                self._backlog.extend(self._in_parts(sent))
+            else:
+                self._backlog.append(sent)
             self._work_off()
+
+    def _note_words(self, packet: Publish) -> None:
+        """A client that has said of a delivery that it failed may answer the packet afterwards: that is no ack."""
+        if self._holding.verb(packet) in (NACK, REJECT, RELEASE):
+            names = set(self._holding.names(packet))
+            for delivery in self._given.values():
+                message = delivery.message
+                if name_in(message.raw) in names or message.topic.partition(b"/$msg/")[2] in names:
+                    delivery.failed = True
 
     def subscribe(
         self, topic_filter: bytes, qos: int, wishes: list[str], answer: Callable[[int, str], None] | None
     ) -> None:
         self._filters[topic_filter] = (qos, wishes)
+        self._look_again()
         asked = Asked(topic_filter, answer)
         if self._transport is None:
             self._asked[-len(self._asked) - 1] = asked
@@ -203,6 +237,7 @@ class Leg(Port):
             self._say_subscribe(asked, qos, wishes)
 
     def unsubscribe(self, topic_filter: bytes) -> None:
+        self._look_again()
         if self._filters.pop(topic_filter, None) is not None and self._transport is not None:
             self._say(Unsubscribe(self._next_id(), [topic_filter]))
 
@@ -212,7 +247,7 @@ class Leg(Port):
             del self._given[far_id]
         if delivery.life == self._life and self._transport is not None:
             write_ack(self._output(), PUBACK, delivery.far_id, reason, None, V5)
-        elif reason < 0x80 and self._settles_by_puback(delivery):
+        elif reason < 0x80 and not delivery.failed and self._settles_by_puback(delivery.message.topic):
             self.publish(settlement(delivery.message), True, -1)
 
     def remember(self, topic_filter: bytes, qos: int, wishes: list[str]) -> None:
@@ -300,6 +335,10 @@ class Leg(Port):
         extra = b"" if packet.subscription_ids is None else encode_identifiers(packet.subscription_ids)
         if packet.expiry >= 0:
             packet.expires_at = self._legs.now() + float(packet.expiry)
+        if packet.topic is not self._of_topic:
+            self._look_at(packet.topic)
+        if self._held is not None:
+            self._holding.note(self._held, packet.topic, packet.raw)
         if packet.qos == 0:
             session.deliver(packet, 0, False, extra, None)
             return
@@ -327,8 +366,16 @@ class Leg(Port):
 
     def _answered(self, packet_id: int, reason: int, properties: Properties | None) -> None:
         sent = self._sent.pop(packet_id, None)
-        if sent is not None and sent.epoch >= 0:
-            self._legs.answer(sent.packet, sent.settles, sent.epoch, reason, _words(properties))
+        if sent is not None:
+            if sent.settles and reason < 0x80:
+                self._holding.settled(sent.packet)
+            whole = sent.whole
+            if whole is not None:
+                if whole.add(reason, _words(properties)):
+                    said = whole.sent
+                    self._legs.answer(said.packet, True, said.epoch, whole.reason, whole.why)
+            elif sent.epoch >= 0:
+                self._legs.answer(sent.packet, sent.settles, sent.epoch, reason, _words(properties))
         if self._renews:
             self._renew()
         elif self._backlog:
@@ -353,6 +400,8 @@ class Leg(Port):
                 extra = b"\x02" + int(packet.expiry).to_bytes(4, "big")
             if packet.qos == 0 and sent.epoch >= 0:
                 write_publish(out, packet, packet.topic, 0, packet.retain, False, 0, extra, V5)
+                if sent.settles:
+                    self._holding.settled(packet)
                 continue
             packet_id = self._next_id()
             self._sent[packet_id] = sent
@@ -370,9 +419,26 @@ class Leg(Port):
             properties.user.append(("ack-mode", "puback"))
         self._say(Subscribe(packet_id, [SubscriptionRequest(asked.topic_filter, qos)], properties))
 
-    def _settles_by_puback(self, delivery: FarDelivery) -> bool:
-        mode = "explicit" if self._legs.session.version == V5 else "puback"
-        topic = delivery.message.topic
+    def _look_at(self, topic: bytes) -> None:
+        """Deliveries of another queue than before: whether they are to be noted, and where."""
+        self._of_topic = topic
+        self._held = None
+        if self._legs.session.version == V5:
+            by_puback = self._by_puback.get(topic)
+            if by_puback is None:
+                by_puback = self._by_puback[topic] = self._settles_by_puback(topic)
+            if not by_puback:
+                self._held = self._holding.of_queue(topic)
+
+    def _look_again(self) -> None:
+        """What is known of topics was true of other subscriptions, or of another line."""
+        self._of_topic = b""
+        self._by_puback.clear()
+
+    def _settles_by_puback(self, topic: bytes) -> bool:
+        if self._legs.session.version != V5:
+            return True
+        mode = "explicit"
         for topic_filter, (_, wishes) in self._filters.items():
             if self._legs.covers(topic_filter, topic) and "ack-mode" in wishes[1::2]:
                 mode = dict(zip(wishes[1::2], wishes[2::2]))["ack-mode"]
@@ -402,16 +468,6 @@ class Leg(Port):
         if self._transport is not None:
             self.flush()
             self._transport.close()
-
-
-def settlement(message: Publish) -> Publish:
-    """An explicit ack of a delivery whose line is gone: by the names that the delivery itself carries."""
-    wishes = Wishes()
-    read_wishes(message.raw, wishes)
-    queue = parse_queue_topic(message.topic).queue
-    raw = user_property(b"message-id", wishes.id) + user_property(b"consumer-group", wishes.group.encode())
-    raw += user_property(b"delivery-token", wishes.token)
-    return Publish(b"$queue/" + queue.encode() + b"/$ack", b"", 1, False, False, 0, raw)
 
 
 def _words(properties: Properties | None) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final, Protocol
 
 from sluice.broker.connection import Connection
@@ -16,18 +17,18 @@ from sluice.clock import steady_time
 from sluice.cluster.bridge import GREETING as BRIDGE
 from sluice.cluster.bridge import Bridge, BridgeEnd
 from sluice.cluster.cell import Cell
-from sluice.cluster.frames import ANY_CELL, Goal
+from sluice.cluster.frames import ALONE, ANY_CELL, Goal
 from sluice.cluster.guest import guest, is_known
 from sluice.cluster.interest import Interest, pick
 from sluice.cluster.lines import LineProtocol, NoOwner
 from sluice.cluster.local_line import join
 from sluice.cluster.spread import Lookup, Parked, Spread
+from sluice.cluster.taken import Memory
 from sluice.wire.packets import Publish
 
 log = logging.getLogger(__name__)
 
 PARK_SECONDS: Final = 15.0  # what a publish waits for the next owner of a cell
-THIS_NODE: Final = -1  # dialled as a cell: the node itself
 
 
 class NodeLines(Protocol):
@@ -45,6 +46,8 @@ class Node:
         self.local: dict[int, Cell] = {}  # those that are open here
         self.interest = Interest(cells)
         self._bridges: dict[str, Bridge] = {}
+        self._memories: dict[str, Memory] = {}  # by the id of another node: what we have of it
+        self._last_mark = 0
         self._parked: list[Parked] = []
         self._held: list[Connection] = []
 
@@ -65,16 +68,16 @@ class Node:
         self.retry()
 
     def closed(self, cell: int) -> None:
-        """It is not ours any more. What it was interested in is so until its next owner says otherwise."""
-        found = self.local.pop(cell, None)
-        if found is not None:
-            found.lose()
+        """Nobody is let in to it any more. What it was interested in is so until its next owner says otherwise; what it
+        owes is lost (`Cell.lose`) when it can keep nothing more."""
+        self.local.pop(cell, None)
 
     def peers_changed(self, peers: Iterable[str]) -> None:
         """The ids of all other nodes that live."""
         wanted = set(peers)
         for peer in [one for one in self._bridges if one not in wanted]:
             self._bridges.pop(peer).end()
+        self._memories = {peer: one for peer, one in self._memories.items() if peer in wanted}
         for peer in wanted:
             if peer not in self._bridges:
                 self._bridges[peer] = Bridge(self, peer)
@@ -98,7 +101,7 @@ class Node:
     def accept(self, cell: int, greeting: bytes, peer: str = "") -> LineProtocol | None:
         """Somebody opens a line to this node, or to a cell of it; None: it is not here."""
         if greeting == BRIDGE:
-            return BridgeEnd(self)
+            return BridgeEnd(self, self._memories.setdefault(peer, Memory()))
         here = self.local.get(cell)
         if here is None or not is_known(greeting):
             return None
@@ -133,6 +136,8 @@ class Node:
     def new_spread(self, message: Publish, done: Callable[[int, str], None]) -> Spread:
         """A publish of this node, on its way. Where a cell moves before it has kept it, the next owner is asked."""
         spread = Spread(message, done)
+        self._last_mark += 1
+        spread.mark = self._last_mark
         spread.lost = lambda cell: self.send_again((cell, []), spread)
         return spread
 
@@ -200,18 +205,17 @@ class Node:
     def send_share(self, cell: int, name: bytes, message: Publish, spread: Spread | None) -> None:
         bridge = self._bridge_to(cell)
         if bridge is not None:
-            bridge.publish([(cell, [name])], message, spread)
+            bridge.publish([(cell, [ALONE, name])], message, spread)
 
     def post_will(self, cell: int, will: Publish) -> None:
-        here = self.local.get(cell)
-        bridge = self._bridge_to(cell)
-        if here is not None and here.broker.router.door is not None:
-            here.broker.turn.begin()
-            here.broker.router.door.publish_will(will)
-        elif bridge is not None:
-            bridge.post_will(cell, will)
-        else:
-            self._park(Parked((cell, []), will, self.now() + PARK_SECONDS))
+        """A will for a queue of another cell. Nobody waits to hear of it, so the log does."""
+        spread = self.new_spread(will, partial(self._will_is_over, will.topic))
+        self.send((cell, []), will, spread)
+        spread.finish(0)
+
+    def _will_is_over(self, topic: bytes, taken: int, fault: str) -> None:
+        if fault:
+            self.warn(f"a will for {topic.decode()} was not kept: {fault}")
 
     def _park(self, parked: Parked) -> None:
         if not self._parked:
@@ -228,10 +232,8 @@ class Node:
             elif isinstance(one.what, Spread):
                 self.send(one.goal, one.what.message, one.what)
                 one.what.finish(0)
-            elif isinstance(one.what, Lookup):
-                self.look_up(cell, one.what)
             else:
-                self.post_will(cell, one.what)
+                self.look_up(cell, one.what)
 
     def _give_up(self) -> None:
         now = self.now()
@@ -240,10 +242,8 @@ class Node:
         for one in late:
             if isinstance(one.what, Spread):
                 one.what.finish(0, "a part of the cluster does not answer: publish it again later")
-            elif isinstance(one.what, Lookup):
-                one.what.add([])
             else:
-                self.warn(f"a will for {one.what.topic.decode()} was not kept: nobody answers for its cell")
+                one.what.add([])
         if self._parked:
             asyncio.get_running_loop().call_later(1.0, self._give_up)
 

@@ -22,6 +22,7 @@ class Spread:
         self, message: Publish, done: Callable[[int, str], None], lost: Callable[[int], None] | None = None
     ) -> None:
         self.message = message
+        self.mark = 0  # its number at the node it comes from: see `taken`
         self.taken = 0
         self.fault = ""
         self.until = 0.0  # when it is given up, once it had to wait for the owner of a cell
@@ -83,7 +84,7 @@ class Lookup:
 class Parked:
     """Something for a cell that nobody answers for now."""
 
-    def __init__(self, goal: Goal, what: Spread | Lookup | Publish, until: float) -> None:
+    def __init__(self, goal: Goal, what: Spread | Lookup, until: float) -> None:
         self.goal = goal
         self.what = what
         self.until = until

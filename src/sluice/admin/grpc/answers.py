@@ -282,14 +282,12 @@ def identity_of(identity: Identity) -> pb.Identity:
 
 def cluster_of(directory: Directory, queue: str) -> pb.Cluster:
     """The cluster, and where a queue lies if one is named."""
-    cells = [
-        pb.ClusterCell(cell=one.cell, node=one.node, wanted=one.wanted) for one in directory.cell_states()
-    ]
-    me = directory.nodes().get(directory.me)
+    states = directory.cell_states()
+    cells = [pb.ClusterCell(cell=one.cell, node=one.node, wanted=one.wanted) for one in states]
     return pb.Cluster(
         enabled=True,
         name=directory.name,
-        me=me.name if me is not None else "",
+        me=directory.my_name,
         nodes=[
             pb.ClusterNode(
                 id=one.node.id,
@@ -305,6 +303,6 @@ def cluster_of(directory: Directory, queue: str) -> pb.Cluster:
             for one in directory.node_states()
         ],
         cells=cells,
-        moving=sum(one.node != one.wanted for one in cells),
+        moving=sum(one.is_moving for one in states),
         place=cells[directory.cell_of_queue(queue)] if queue else None,
     )

@@ -66,7 +66,6 @@ async def show_cluster(request: Request, query: Annotated[ClusterQuery, Query()]
     if directory is None:
         return Cluster(enabled=False)
     nodes, cells = directory.node_states(), directory.cell_states()
-    me = directory.nodes().get(directory.me)
     place = None
     if query.queue:
         name = plain_name(query.queue)
@@ -75,7 +74,7 @@ async def show_cluster(request: Request, query: Annotated[ClusterQuery, Query()]
     return Cluster(
         enabled=True,
         name=directory.name,
-        me=me.name if me is not None else "",
+        me=directory.my_name,
         nodes=[
             ClusterNode(
                 id=one.node.id,

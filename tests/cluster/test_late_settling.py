@@ -1,0 +1,160 @@
+"""What is said of a delivery when its queue has moved meanwhile: late work is work, however it is named."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from sluice.client import Client, PublishRefused
+from sluice.client.message import Message
+from sluice.cluster.legs import SessionLegs
+from tests.cluster.kit import until
+from tests.cluster.nodes import Net, client_in, queue_in, two_nodes
+
+OWN = [f"order/{n}" for n in range(5)]  # names that their publisher gave, and of which no place can be read
+
+
+async def next_message(client: Client) -> Message:
+    async with asyncio.timeout(30):
+        return await anext(aiter(client.messages()))
+
+
+def said(message: Message) -> dict[str, str]:
+    return dict(message.properties.user)
+
+
+async def hand_out(net: Net, worker: Client, name: str, **wishes: str) -> list[Message]:
+    """Publish one message by each name, and have the worker take them all."""
+    async with net.nodes["a"].client(client_in(2, "maker")) as maker:
+        for own in OWN:
+            await maker.publish(f"$queue/{name}", own.encode(), qos=1, user=[("message-id", own)])
+    await worker.subscribe(f"$queue/{name}", qos=1, user={"consumer-group": "g", **wishes})
+    return [await next_message(worker) for _ in OWN]
+
+
+async def is_given_nothing_but(net: Net, client: Client, name: str, payload: bytes) -> None:
+    """The next delivery is of a message that is published now."""
+    async with net.nodes["a"].client(client_in(2, "maker")) as maker:
+        await maker.publish(f"$queue/{name}", payload, qos=1)
+    assert (await next_message(client)).payload == payload
+
+
+async def lose(net: Net, how: str) -> None:
+    """Cell 1 leaves its node, and nobody has it."""
+    if how == "killed":
+        net.kill("b")
+    else:
+        await net.nodes["b"].close(1)
+
+
+async def is_heard(net: Net, client: Client, count: int = 1) -> None:
+    """Wait until the node of a client's session has so much of it that is for cell 1, which nobody has."""
+    session = net.nodes["a"].node.local[0].broker.registry.sessions[client.client_id]
+    assert isinstance(session.legs, SessionLegs)
+    leg = session.legs._legs[1]
+    await until(lambda: len(leg._backlog) + len(leg._sent) >= count)
+
+
+FORMS: dict[str, list[tuple[str, bytes, list[str]]]] = {
+    "in one batch": [("", b"", OWN)],
+    "one by one": [("", b"", [own]) for own in OWN],
+    "in the topic": [(f"/{own}", b"", []) for own in OWN],
+    "in the payload": [("", json.dumps(OWN).encode(), [])],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("lasting", [False, True])
+@pytest.mark.parametrize("how", ["killed", "handed over"])
+async def test_what_is_acked_while_a_queue_has_no_owner_is_never_given_again(
+    how: str, lasting: bool, form: str
+) -> None:
+    name = queue_in(1)
+    options: dict[str, Any] = {"clean_start": False, "session_expiry": 600} if lasting else {}
+    async with two_nodes() as net, net.nodes["a"].client(client_in(0), **options) as worker:
+        await hand_out(net, worker, name)
+        await lose(net, how)
+        acking = [
+            asyncio.create_task(
+                worker.publish(
+                    f"$queue/{name}/$ack{level}", payload, qos=1, user=[("message-id", one) for one in ids]
+                )
+            )
+            for level, payload, ids in FORMS[form]
+        ]
+        await is_heard(net, worker, len(acking))
+        await net.nodes["a"].open(1)
+        assert [(await one).reason for one in acking] == [0] * len(acking)
+        queue = net.nodes["a"].engine(1).queues[name]
+        assert queue.depth == 0
+        await is_given_nothing_but(net, worker, name, b"next")
+
+
+async def test_of_a_batch_all_that_can_be_settled_is_and_the_rest_is_told() -> None:
+    name = queue_in(1)
+    async with two_nodes() as net, net.nodes["a"].client(client_in(0)) as worker:
+        await hand_out(net, worker, name)
+        await lose(net, "handed over")
+        ids = [("message-id", one) for one in ["nobody's", *OWN[:3], "nothing"]]
+        acking = asyncio.create_task(worker.publish(f"$queue/{name}/$ack", b"", qos=1, user=ids))
+        await is_heard(net, worker)
+        await net.nodes["a"].open(1)
+        answer = await acking
+        assert answer.reason == 0x10 and "2 of 2 could not be settled" in (answer.reason_string or "")
+        again = [bytes((await next_message(worker)).payload).decode() for _ in OWN[3:]]
+        assert sorted(again) == OWN[3:]
+        assert net.nodes["a"].engine(1).queues[name].depth == 2
+
+
+async def test_what_was_given_again_is_settled_by_its_name_as_on_one_node() -> None:
+    name = queue_in(1)
+    async with two_nodes() as net, net.nodes["a"].client(client_in(0)) as worker:
+        first = await hand_out(net, worker, name)
+        await net.move(1, "a")
+        again = [await next_message(worker) for _ in OWN]
+        assert {said(one)["message-id"] for one in again} == set(OWN)
+        assert not {said(one)["delivery-token"] for one in [*first, *again]} & {""}
+        ids = [("message-id", own) for own in OWN]
+        assert (await worker.publish(f"$queue/{name}/$ack", b"", qos=1, user=ids)).reason == 0
+        assert net.nodes["a"].engine(1).queues[name].depth == 0
+
+
+async def test_what_another_consumer_was_given_meanwhile_is_not_settled_for_it() -> None:
+    name = queue_in(1)
+    async with two_nodes() as net, net.nodes["a"].client(client_in(0)) as worker:
+        await hand_out(net, worker, name)
+        await worker.unsubscribe(f"$queue/{name}")
+        async with net.nodes["a"].client(client_in(4, "other")) as other:
+            await other.subscribe(f"$queue/{name}", qos=1, user={"consumer-group": "g"})
+            for _ in OWN:
+                await next_message(other)
+            await net.move(1, "a")
+            for _ in OWN:
+                await next_message(other)
+            ids = [("message-id", own) for own in OWN]
+            with pytest.raises(PublishRefused, match="passed to another consumer"):
+                await worker.publish(f"$queue/{name}/$ack", b"", qos=1, user=[*ids, ("consumer-group", "g")])
+            assert net.nodes["a"].engine(1).queues[name].depth == len(OWN)
+            assert (await other.publish(f"$queue/{name}/$ack", b"", qos=1, user=ids)).reason == 0
+
+
+async def test_the_answer_to_a_packet_is_no_ack_of_what_its_client_has_failed_by_name() -> None:
+    name = queue_in(1)
+    async with two_nodes() as net, net.nodes["a"].client(client_in(0), version=4, manual_ack=True) as worker:
+        await worker.subscribe(f"$queue/{name}/$group/g", qos=1)
+        async with net.nodes["a"].client(client_in(2)) as maker:
+            await maker.publish(f"$queue/{name}", b"", qos=1, user=[("message-id", "mine")])
+        message = await next_message(worker)
+        await lose(net, "handed over")
+        failing = asyncio.create_task(worker.publish(f"$queue/{name}/$nack/mine", b"", qos=1))
+        await is_heard(net, worker)
+        await message.ack()
+        await net.nodes["a"].open(1)
+        await failing
+        again = await next_message(worker)
+        assert net.nodes["a"].engine(1).queues[name].depth == 1
+        await again.ack()
+        await until(lambda: net.nodes["a"].engine(1).queues[name].depth == 0)
