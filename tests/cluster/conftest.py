@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sluice.cluster.board import Board
-from sluice.cluster.coordinator import NodeInfo
+from sluice.cluster.coordinator import SPEAKS, NodeInfo
 from sluice.cluster.etcd.board import EtcdBoard
 from sluice.cluster.etcd.client import EtcdClient
 from sluice.cluster.membership import Membership
@@ -45,11 +45,12 @@ class Meeting:
         link: str = "",
         board: Board | None = None,
         before: Callable[[str], None] = lambda node_id: None,
+        speaks: int = SPEAKS,
     ) -> Node:
         node = Node(name, Membership(board or self.make_board(), cells, lease), link or f"{name}:1")
         node.before = before
         self._stack.push_async_callback(node.membership.stop)
-        await node.start()
+        await node.start(speaks)
         return node
 
 
@@ -65,8 +66,8 @@ class Node:
         membership.on_lost = self._lose
         membership.on_change = self._change
 
-    async def start(self) -> None:
-        self.me = NodeInfo(f"{self.name}-{os.urandom(4).hex()}", self.name, self.link)
+    async def start(self, speaks: int = SPEAKS) -> None:
+        self.me = NodeInfo(f"{self.name}-{os.urandom(4).hex()}", self.name, self.link, speaks=speaks)
         self.before(self.me.id)
         await self.membership.start(self.me)
 

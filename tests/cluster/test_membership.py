@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sluice.cluster.coordinator import CoordinatorError, NodeInfo, decode_node
+from sluice.cluster.coordinator import SPEAKS, CoordinatorError, NodeInfo, decode_node
 from sluice.cluster.etcd.board import EtcdBoard
 from sluice.cluster.etcd.client import EtcdClient
 from sluice.cluster.redis_board import RedisBoard
@@ -104,6 +104,14 @@ async def test_suspicions_are_seen_by_all_and_end_with_those_who_have_them(meeti
     await until(lambda: three.membership.suspicions == {three.id: {two.id}})
     await two.membership.stop()
     await until(lambda: three.membership.suspicions == {})
+
+
+async def test_a_node_that_the_others_would_not_understand_is_refused_with_a_cure(meeting: Meeting) -> None:
+    one = await meeting.join("one", speaks=SPEAKS + 1)
+    with pytest.raises(CoordinatorError, match=rf"'one' speaks version {SPEAKS + 1}.*Stop every node"):
+        await meeting.join("two")
+    await one.membership.stop()
+    await meeting.join("three")
 
 
 async def test_a_node_with_another_number_of_cells_is_refused_with_a_cure(meeting: Meeting) -> None:
@@ -245,4 +253,6 @@ def test_a_registration_of_another_version_is_read_as_far_as_it_is_known() -> No
     node = NodeInfo("one-1", "one", "h:1")
     assert decode_node(node.encode()) == node
     assert decode_node(node.encode()[:-1] + b',"colour":"red"}') == node
+    first = decode_node(b'{"id":"one-1","name":"one","link":"h:1"}')
+    assert first is not None and first.speaks == 0  # from before there were versions
     assert decode_node(b"nonsense") is None and decode_node(b'{"name":"x"}') is None

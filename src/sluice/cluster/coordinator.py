@@ -10,9 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from sluice.errors import SluiceError
+
+
+SPEAKS: Final = 1  # the version of what nodes say to one another: trunk, frames and greetings
 
 
 class CoordinatorError(SluiceError):
@@ -30,6 +33,7 @@ class NodeInfo:
     http: str = ""
     grpc: str = ""
     started_at: float = 0.0  # Unix time
+    speaks: int = SPEAKS
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":")).encode()
@@ -38,7 +42,7 @@ class NodeInfo:
 def decode_node(data: bytes) -> NodeInfo | None:
     """None: written by a version that we cannot read. It is not ours to fail over."""
     try:
-        told = json.loads(data)
+        told = {"speaks": 0, **json.loads(data)}
         return NodeInfo(**{name: told[name] for name in NodeInfo.__slots__ if name in told})
     except (ValueError, TypeError):
         return None

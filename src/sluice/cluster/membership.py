@@ -66,6 +66,7 @@ class Membership:
             self._following = True
             self._board.follow(self._learn_all, self._learn)
             await self._until(lambda: self._changed.is_set())
+        self._check_language(me)
         await self._have_name(me)
         asked_at = loop.time()
         lease = await self._board.grant(self._lease_seconds)
@@ -81,6 +82,16 @@ class Membership:
             raise BoardUnavailable("the coordinator does not show what we wrote", "See whether it is well")
         self._is_in = True
         self._keeping = loop.create_task(self._keep(lease))
+
+    def _check_language(self, me: NodeInfo) -> None:
+        """Nodes that do not understand each other must not share queues."""
+        for other in self.nodes.values():
+            if other.speaks != me.speaks:
+                raise CoordinatorError(
+                    f"node {other.name!r} speaks version {other.speaks} of the language between nodes, and this "
+                    f"Sluice version {me.speaks}",
+                    "Stop every node, then start all of them with the same version of Sluice: nothing kept is lost",
+                )
 
     async def _have_name(self, me: NodeInfo) -> None:
         """A name belongs to one node. One of our name at our own address is what we were before; another may be on its
