@@ -14,7 +14,6 @@ from typing import Final, Protocol
 
 from sluice.errors import SluiceError
 
-
 SPEAKS: Final = 1  # the version of what nodes say to one another: trunk, frames and greetings
 
 
