@@ -101,11 +101,15 @@ def cpu_seconds(roots: list[int]) -> Counter[str]:
                 words = (entry / "stat").read_text().rpartition(")")[2].split()
                 every[int(entry.name)] = (int(words[1]), (int(words[11]) + int(words[12])) / TICKS)
     found: Counter[str] = Counter()
+    seen: set[int] = set()
     below = set(roots)
     while below:
         for pid in below:
             found[what_it_does(pid)] += every[pid][1]
-        below = {pid for pid, (parent, _) in every.items() if parent in below}
+        seen |= below
+        below = {
+            pid for pid, (parent, _) in every.items() if parent in below
+        } - seen  # a root may be below another
     return found
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
+from sluice.spark.body import Body
 from sluice.spark.faults import BrokerGone, InvalidOption, Refused, StreamCut
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ CONNECT_SECONDS: Final = 10.0
 LONGEST_PAUSE: Final = 2.0
 PAGE: Final = 500
 BUSY: Final = 503
-LARGE: Final = 1 << 16  # bytes of a body
-MOST_ROOMS: Final = 4  # a batch that is made, the one before it, and some that are being let go
 
 T = TypeVar("T")
 
@@ -109,7 +108,6 @@ class Door:
     def __init__(self, where: Where) -> None:
         self.where = where
         self._line: http.client.HTTPConnection | None = None
-        self._rooms: list[bytearray] = []
 
     def __enter__(self) -> Door:
         return self
@@ -179,8 +177,9 @@ class Door:
         )
         path = f"{_path_of(queue)}/partitions/{partition}/rows?{query}"
         answer = self._patiently(lambda: self._send("GET", path))
+        line = None if self._line is None else self._line.sock
         try:
-            stream = pa.ipc.open_stream(Body(answer, self._rooms))
+            stream = pa.ipc.open_stream(Body(answer, line))
             while True:
                 try:
                     batch = stream.read_next_batch()
@@ -337,44 +336,6 @@ class Door:
             f"{self.where.url} {how}",
             "See whether the option url is the --http address of a Sluice of this version",
         )
-
-
-class Body:
-    """The body of an answer as Arrow reads it. What is large is read into memory that was used before, as soon as
-    nobody has it any more: new memory for each batch costs the system a fault for each of its pages."""
-
-    closed = False
-
-    def __init__(self, answer: http.client.HTTPResponse, rooms: list[bytearray]) -> None:
-        self._answer = answer
-        self._rooms = rooms  # those of the door, which may have more to read
-
-    def read(self, size: int) -> bytes | memoryview:
-        if size < LARGE:
-            return self._answer.read(size)
-        room = memoryview(self._room(size))[:size]
-        done = 0
-        while done < size:
-            count = self._answer.readinto(room[done:])
-            if not count:
-                break
-            done += count
-        return room[:done]
-
-    def _room(self, size: int) -> bytearray:
-        for nth, room in enumerate(self._rooms):
-            try:
-                room.append(room.pop())  # refused while somebody looks at it
-            except BufferError:
-                continue
-            if len(room) >= size:
-                return room
-            del self._rooms[nth]
-            break
-        room = bytearray(size + size // 8)  # the next is rarely just as long
-        if len(self._rooms) < MOST_ROOMS:
-            self._rooms.append(room)
-        return room
 
 
 class _Busy(Exception):

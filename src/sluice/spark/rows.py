@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator
+from functools import cache
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -18,11 +19,16 @@ from sluice.spark.offsets import Range, Task
 def read_task(where: Where, names: list[str], task: Task, group: str = "") -> Iterator[pa.RecordBatch]:
     """Spark's Python worker looks through its whole heap for garbage after every task: 20 to 30 ms for all that was
     imported, more than a short range takes to read. What is there by now is there to stay, and is left out of it."""
-    if TaskContext.get() is not None and not gc.get_freeze_count():
-        gc.freeze()
+    if TaskContext.get() is not None:
+        _freeze_once()
     with Door(where) as door:
         for part in task.ranges:
             yield from read_range(door, names, part, group)
+
+
+@cache
+def _freeze_once() -> None:
+    gc.freeze()
 
 
 def read_range(door: Door, names: list[str], part: Range, group: str = "") -> Iterator[pa.RecordBatch]:
