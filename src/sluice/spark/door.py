@@ -15,7 +15,7 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -155,27 +155,25 @@ class Door:
     def rows(
         self,
         queue: str,
-        partition: int,
-        start: int,
-        end: int,
+        ranges: Mapping[int, tuple[int, int]],
         columns: list[str],
         lenient: bool = False,
         group: str = "",
     ) -> Iterator[pa.RecordBatch]:
-        """The kept messages of a range, once and without a second try: `StreamCut` says that the rest is missing. With
-        a group: without those that are for another one alone."""
+        """The kept messages of ranges, by partition: those of one in order, between one another as they lie in the log.
+        Once and without a second try: `StreamCut` says that the rest is missing. With a group: without those that are
+        for another one alone."""
         import pyarrow as pa  # whoever only asks for progress can do without
 
         query = urlencode(
             {
-                "start": start,
-                "end": end,
+                "ranges": json.dumps({str(number): ends for number, ends in ranges.items()}),
                 "columns": ",".join(columns),
                 "lenient": "true" if lenient else "false",
                 "group": group,
             }
         )
-        path = f"{_path_of(queue)}/partitions/{partition}/rows?{query}"
+        path = f"{_path_of(queue)}/rows?{query}"
         answer = self._patiently(lambda: self._send("GET", path))
         line = None if self._line is None else self._line.sock
         try:
