@@ -119,6 +119,26 @@ def test_a_message_that_is_missing_holds_up_its_own_partition_until_it_is_found(
     assert hand.rows() == [b"4-0", b"7-0", b"4-1", b"7-1", b"4-2", b"7-2", b"4-3", b"7-3"]
 
 
+def test_what_was_known_of_a_partition_is_forgotten_with_a_message_that_is_missing(hand: Hand) -> None:
+    nowhere = (1, 1 << 32 | 1 << 20, 50)
+    hand.tell(1, [hand.places[7][0], nowhere])
+    hand.tell(1, hand.places[7][2:])
+    hand.say(1, words.LAST)
+    hand.tell(0, hand.places[4])
+    hand.say(0, words.LAST)
+    done = {"done": 1}
+    assert [hand.answer() for _ in range(4)] == [{"done": 0}, done, done, {"is_ready": True}]
+    hand.line.sendall(words.said(words.GO))
+    assert hand.answer() == {"missing": 1, "part": 1}
+    hand.say(1, words.AGAIN)
+    hand.tell(1, hand.places[7][1:])
+    hand.say(1, words.LAST)
+    assert [hand.answer() for _ in range(2)] == [done, {"is_ended": True}]
+    found = hand.rows()
+    assert [row for row in found if row.startswith(b"4")] == [b"4-0", b"4-1", b"4-2", b"4-3"]
+    assert [row for row in found if row.startswith(b"7")] == [b"7-0", b"7-1", b"7-2", b"7-3"]
+
+
 def test_messages_whose_log_is_gone_are_missing(hand: Hand, tmp_path: Path) -> None:
     os.unlink(tmp_path / log_name(1))
     hand.tell(0, hand.places[4])
