@@ -1,6 +1,6 @@
 """How fast Spark reads a queue, beside Spark reading the same rows from Parquet.
 
-    python bench/spark.py [--rows 300000] [--size 1000] [--rounds 5] [--warm 6]
+    python bench/spark.py [--rows 300000] [--size 1000] [--rounds 5] [--warm 12]
     python bench/spark.py --partitions 1                        a queue of one partition, read by two tasks
     python bench/spark.py --harness HARNESS                     and streaming, beside the rate at which MQTT can enqueue
 
@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--warm", type=int, default=6, help="reads before the first that counts: Java compiles meanwhile"
+        "--warm", type=int, default=12, help="reads before the first that counts: Java compiles meanwhile"
     )
     parser.add_argument("--partitions", type=int, default=10, choices=sorted(QUEUES))
     parser.add_argument("--harness", default="", help="folder of the load harness")
