@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Final
 
 import pyarrow as pa
-from pyspark import TaskContext
 
 from sluice.spark.columns import PARTITION, SEQUENCE
 from sluice.spark.door import Door, Where
 from sluice.spark.faults import BrokerGone, DataLost, Refused, StreamCut
+from sluice.spark.heap import leave_out_imports
 from sluice.spark.offsets import Range, Task
 
 LOOK_ROWS: Final = 128
@@ -21,18 +19,10 @@ MOST_TOGETHER: Final = 16  # for each row the broker looks at every partition th
 
 
 def read_task(where: Where, names: list[str], task: Task, group: str = "") -> Iterator[pa.RecordBatch]:
-    """Spark's Python worker looks through its whole heap for garbage after every task: 20 to 30 ms for all that was
-    imported, more than a short range takes to read. What is there by now is there to stay, and is left out of it."""
-    if TaskContext.get() is not None:
-        _freeze_once()
+    leave_out_imports()
     with Door(where) as door:
         for ranges in together(task.ranges):
             yield from read_ranges(door, names, ranges, group)
-
-
-@cache
-def _freeze_once() -> None:
-    gc.freeze()
 
 
 def together(ranges: Sequence[Range]) -> list[list[Range]]:
