@@ -30,6 +30,7 @@ COMPILED = (
     "store/redis/plan.py",
     "store/redis/views.py",
     "bulk/columns.py",
+    "bulk/merging.py",
     "cluster/bridge.py",
     "cluster/cell.py",
     "cluster/frames.py",

@@ -1,6 +1,6 @@
 """How fast Spark reads a queue, beside Spark reading the same rows from Parquet.
 
-    python bench/spark.py [--rows 300000] [--size 1000] [--rounds 5] [--warm 6]
+    python bench/spark.py [--rows 300000] [--size 1000] [--rounds 5] [--warm 12]
     python bench/spark.py --partitions 1                        a queue of one partition, read by two tasks
     python bench/spark.py --harness HARNESS                     and streaming, beside the rate at which MQTT can enqueue
 
@@ -101,11 +101,15 @@ def cpu_seconds(roots: list[int]) -> Counter[str]:
                 words = (entry / "stat").read_text().rpartition(")")[2].split()
                 every[int(entry.name)] = (int(words[1]), (int(words[11]) + int(words[12])) / TICKS)
     found: Counter[str] = Counter()
+    seen: set[int] = set()
     below = set(roots)
     while below:
         for pid in below:
             found[what_it_does(pid)] += every[pid][1]
-        below = {pid for pid, (parent, _) in every.items() if parent in below}
+        seen |= below
+        below = {
+            pid for pid, (parent, _) in every.items() if parent in below
+        } - seen  # a root may be below another
     return found
 
 
@@ -230,7 +234,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--warm", type=int, default=6, help="reads before the first that counts: Java compiles meanwhile"
+        "--warm", type=int, default=12, help="reads before the first that counts: Java compiles meanwhile"
     )
     parser.add_argument("--partitions", type=int, default=10, choices=sorted(QUEUES))
     parser.add_argument("--harness", default="", help="folder of the load harness")

@@ -67,7 +67,7 @@ async def test_an_operator_writes_and_commits(door: Door) -> None:
 async def test_every_answer_is_described(door: Door) -> None:
     description = (await door.web.get("/openapi.json")).json()
     paths = {path: found for path, found in description["paths"].items() if path.startswith("/api/v1/bulk/")}
-    assert len(paths) == 7
+    assert len(paths) == 8
     rows = paths["/api/v1/bulk/queues/{name}/partitions/{partition}/rows"]["get"]["responses"]
     assert {"200", "400", "401", "403", "404", "409", "410", "501", "503"} == set(rows)
     assert list(rows["200"]["content"]) == [ARROW["Content-Type"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import ssl
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import trustme
 
@@ -62,6 +64,45 @@ async def test_a_range_of_many_batches_is_whole(house: BulkHouse) -> None:
     assert part.column_names == ["sequence", "value"]
     assert part.column("sequence").to_pylist() == list(range(8_000, 16_500))
     assert [len(batch) <= 8192 for batch in table.to_batches()] == [True] * len(table.to_batches())
+
+
+async def test_partitions_that_are_read_together_are_whole_and_each_in_order(house: BulkHouse) -> None:
+    await house.make(partitions=3, limits={"max_queue_depth": 1_000_000})
+    keys = [b"%d" % (nth % 50) for nth in range(20_000)]
+    for batch in range(2):  # the second lies behind the first, and both have some of each partition
+        await house.fill(values(20_000, 100).append_column("key", [keys]), batch)
+    ends = {str(one["partition"]): one["latest"] for one in await house.offsets()}
+    table = await house.ranges({"0": [10, ends["0"]], "2": [0, ends["2"]], "1": [5, 5]})
+    alone = {0: await house.rows(0, start=10, end=ends["0"]), 2: await house.rows(2)}
+    for number, expected in alone.items():
+        found = table.filter(pc.equal(table.column("partition"), number))
+        assert found.combine_chunks() == expected.combine_chunks(), f"partition {number}"
+    assert table.num_rows == sum(one.num_rows for one in alone.values())
+    narrow = await house.ranges({"2": [0, 3], "0": [0, 2]}, columns="value")
+    assert (narrow.column_names, narrow.num_rows) == (["value"], 5)
+    assert (await house.ranges({"1": [0, 0], "0": [3, 3]})).num_rows == 0
+
+
+async def test_if_one_of_the_ranges_cannot_be_read_whole_all_are_refused(house: BulkHouse) -> None:
+    await house.make(partitions=2)
+    await house.fill(values(10))
+    ends = {str(one["partition"]): one["latest"] for one in await house.offsets()}
+    path = f"/bulk/queues/{house.queue}/rows"
+    ranges = json.dumps({"0": [0, ends["0"]], "1": [0, ends["1"] + 1]})
+    told = await house.no(410, "out_of_range", "GET", path, params={"ranges": ranges})
+    assert f"partition 1 of queue {house.queue!r} goes up to {ends['1']}" in told["message"]
+    await house.no(404, "unknown_partition", "GET", path, params={"ranges": '{"0": [0, 1], "7": [0, 1]}'})
+
+
+@pytest.mark.parametrize(
+    "ranges", ["", "{}", "[0]", '{"0": [1]}', '{"0": 1}', '{"x": [0, 1]}', '{"0": [-1, 2]}']
+)
+async def test_ranges_that_are_none_are_refused_in_words(house: BulkHouse, ranges: str) -> None:
+    await house.make()
+    told = await house.no(
+        400, "invalid_request", "GET", f"/bulk/queues/{house.queue}/rows", params={"ranges": ranges}
+    )
+    assert "ranges" in told["message"]
 
 
 async def test_an_empty_range_is_a_schema_without_rows(house: BulkHouse) -> None:

@@ -204,9 +204,9 @@ class Stage:
         outcome = self.outcome
         outcome.fed = fed
         outcome.archived.update(json.loads((self.folder / "table.json").read_text()))
-        for one in self.door.offsets(TARGET).partitions:
-            for batch in self.door.rows(TARGET, one.partition, one.earliest, one.latest, ["value"]):
-                outcome.moved.update(value.decode() for value in batch.column("value").to_pylist())
+        kept = {one.partition: (one.earliest, one.latest) for one in self.door.offsets(TARGET).partitions}
+        for batch in self.door.rows(TARGET, kept, ["value"]):
+            outcome.moved.update(value.decode() for value in batch.column("value").to_pylist())
         outcome.left = sum(one.latest - one.earliest for one in self.door.offsets(SOURCE).partitions)
 
     def _give_up(self) -> None:

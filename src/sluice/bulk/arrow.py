@@ -6,6 +6,7 @@ is cast on the way. The only module that a reader's path needs pyarrow for; who 
 
 from __future__ import annotations
 
+from array import array
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
@@ -53,6 +54,7 @@ ALL: Final = (*BASE, HEADERS, *STORY)
 _FILLED: Final = {
     "key": made.KEY,
     VALUE: made.VALUE,
+    "partition": made.PARTITION,
     "sequence": made.SEQUENCE,
     "timestamp": made.TIMESTAMP,
     "message_id": made.MESSAGE_ID,
@@ -139,19 +141,24 @@ class Parts:
 
 
 class Batches:
-    """Record batches of one partition. `queue` and `partition` are the same in every row, and so is the attempt: what
-    is read by range is read for the first time, whoever has had it meanwhile."""
+    """Record batches of one partition or of several: `parts` are number and pid of each. `queue` is the same in every
+    row, and so is the attempt: what is read by range is read for the first time, whoever has had it meanwhile."""
 
-    def __init__(self, names: list[str], queue: str, pid: int, partition: int, codec: Codec) -> None:
+    def __init__(self, names: list[str], queue: str, parts: list[tuple[int, int]], codec: Codec) -> None:
         import pyarrow as pa
 
+        same: dict[str, Any] = {"queue": queue, "attempt": 1}
+        if len(parts) == 1:
+            same["partition"] = parts[0][0]
         wanted = 0
         for name in names:
-            wanted |= _FILLED.get(name, 0)
-        self.columns = Columns(pid, f"$queue/{queue}".encode(), wanted, codec)
+            wanted |= 0 if name in same else _FILLED.get(name, 0)
+        numbers = array("i", [number for number, _ in parts]).tobytes()
+        pids = array("I", [pid for _, pid in parts]).tobytes()
+        self.columns = Columns(pids, numbers, f"$queue/{queue}".encode(), wanted, codec)
         self.schema = schema_of(names)
         self._same: dict[str, Any] = {}
-        for name, value in (("queue", queue), ("partition", partition), ("attempt", 1)):
+        for name, value in same.items():
             if name in names:
                 self._same[name] = pa.repeat(pa.scalar(value, self.schema.field(name).type), BATCH_ROWS)
         self._parts = Parts()

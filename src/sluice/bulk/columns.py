@@ -29,6 +29,7 @@ from librt.strings import (
 )
 from mypy_extensions import i32, i64
 
+from sluice.bulk.merging import MERGED_BYTES
 from sluice.message import COMPRESSED
 from sluice.queues.names import write_hex
 from sluice.queues.ports import Codec
@@ -43,6 +44,7 @@ MESSAGE_ID: Final = 16
 TOPIC: Final = 32
 HEADERS: Final = 64
 STORY: Final = 128  # what is written on a dead letter
+PARTITION: Final = 256
 
 # The texts of a dead letter, and then its numbers and times, by the headers they stand in.
 STORY_TEXTS: Final = (
@@ -65,9 +67,7 @@ _SEQUENCE_AT: Final = 8
 _FIRST_TIME: Final = 9
 _STORIES: Final = 12
 
-# Where a message is, as the broker tells it (`queues/batches.collect`): i64 seq, i64 address, i32 size.
-PLACE_BYTES: Final = 20
-GAP_BYTES: Final = 1024  # bytes that nobody asked for are cheaper than another copy up to about here
+GAP_BYTES: Final = 4096  # bytes that nobody asked for are cheaper than another copy up to about here
 WINDOW_BYTES: Final = 1 << 18  # what stays in the cache of a core
 
 _MILLISECOND: Final = 1000  # in microseconds, which is what Spark's timestamps count
@@ -206,9 +206,10 @@ class Spots:
 
 
 class Columns:
-    """The rows of one batch, of one partition. `wanted` says which columns are filled."""
+    """The rows of one batch, of one part or of several: `pids` and `numbers`, i32 each, say which partitions these are.
+    `wanted` says which columns are filled."""
 
-    def __init__(self, pid: i64, topic: bytes, wanted: i64, codec: Codec) -> None:
+    def __init__(self, pids: bytes, numbers: bytes, topic: bytes, wanted: i64, codec: Codec) -> None:
         self.rows: i64 = 0
         self.missing: bool = False  # a message was not where it should be
         self.bytes: i64 = 0  # of values and headers: what makes a batch large
@@ -220,13 +221,15 @@ class Columns:
         self.topic: Texts = Texts()
         self.names: Texts = Texts()  # of headers
         self.values: Texts = Texts()
+        self.partition: Numbers = Numbers(False)
         self.sequence: Numbers = Numbers(True)
         self.timestamp: Numbers = Numbers(True)
         self.story_texts: list[Texts] = [Texts() for _ in range(_FIRST_NUMBER)]
         self.story_numbers: list[Numbers] = [Numbers(nth >= 2) for nth in range(_STORIES - _FIRST_NUMBER)]
         self._pairs = BytesWriter()  # offsets of the map: where the headers of each row begin
         self._pair_count: i64 = 0
-        self._pid: i64 = pid
+        self._pids: bytes = pids
+        self._numbers: bytes = numbers
         self._topic: bytes = topic  # of a message that was published to the queue itself
         self._wanted: i64 = wanted
         self._codec: Codec = codec
@@ -236,9 +239,9 @@ class Columns:
         self._story: list[int] = [-1] * (2 * _STORIES)
         write_i32_le(self._pairs, 0)
 
-    def add(self, window: bytes, at: i64, size: i64, seq: i64, base: i64 = -1) -> bool:
-        """Take the record at `window[at:]`. False when it is not the message `seq`, whole and sound. `base`: where the
-        window begins in `mapped`, if it is a part of that."""
+    def add(self, window: bytes, at: i64, size: i64, seq: i64, part: i64 = 0, base: i64 = -1) -> bool:
+        """Take the record at `window[at:]`. False when it is not the message `seq` of this part, whole and sound.
+        `base`: where the window begins in `mapped`, if it is a part of that."""
         if size < HEADER_BYTES + 28 or at < 0 or at + size > len(window):
             return False
         if i64(read_i32_le(window, at + 4)) & 0xFFFF_FFFF != size:
@@ -246,10 +249,11 @@ class Columns:
         crc: int = crc32c(window[at + 4 : at + size])
         if i64(read_i32_le(window, at)) & 0xFFFF_FFFF != crc:
             return False
+        pid: i64 = i64(read_i32_le(self._pids, 4 * part)) & 0xFFFF_FFFF
         if (
             i64(window[at + 8]) != MESSAGE
             or read_i64_le(window, at + 16) != seq
-            or i64(read_i32_le(window, at + 12)) & 0xFFFF_FFFF != self._pid
+            or i64(read_i32_le(window, at + 12)) & 0xFFFF_FFFF != pid
         ):
             return False
         body: i64 = at + HEADER_BYTES
@@ -281,6 +285,8 @@ class Columns:
                 self.key.add(window, start_key, start_topic)
             else:
                 self.key.add_null()
+        if wanted & PARTITION:
+            self.partition.add(i64(read_i32_le(self._numbers, 4 * part)))
         if wanted & SEQUENCE:
             self.sequence.add(seq)
         if wanted & TIMESTAMP:
@@ -289,7 +295,7 @@ class Columns:
             if start_key > start_id:
                 self.message_id.add(window, start_id, start_key)
             else:
-                self.message_id.add_place(self._pid, seq)
+                self.message_id.add_place(pid, seq)
         if wanted & TOPIC:
             if start_props > start_topic:
                 self.topic.add(window, start_topic, start_props)
@@ -307,7 +313,7 @@ class Columns:
         window: bytes,
         start: i64,
         is_mapped: bool,
-        places: bytes,
+        merged: bytes,
         nth: i64,
         end: i64,
         most: i64,
@@ -317,33 +323,34 @@ class Columns:
         batch is full; which one comes next. `missing` says that it is not where it should be."""
         base: i64 = start if is_mapped else -1
         while nth < end and self.rows < most and self.bytes < most_bytes:
-            at: i64 = nth * PLACE_BYTES
-            offset: i64 = (read_i64_le(places, at + 8) & 0xFFFF_FFFF) - start
-            size: i64 = i64(read_i32_le(places, at + 16)) & 0xFFFF_FFFF
-            if not self.add(window, offset, size, read_i64_le(places, at), base):
+            at: i64 = nth * MERGED_BYTES
+            offset: i64 = (read_i64_le(merged, at + 8) & 0xFFFF_FFFF) - start
+            size: i64 = i64(read_i32_le(merged, at + 16)) & 0xFFFF_FFFF
+            part: i64 = i64(read_i32_le(merged, at + 20))
+            if not self.add(window, offset, size, read_i64_le(merged, at), part, base):
                 self.missing = True
                 return nth
             nth += 1
         return nth
 
-    def add_mapped(self, mapped: mmap, places: bytes, nth: i64, most: i64, most_bytes: i64) -> i64:
+    def add_mapped(self, mapped: mmap, merged: bytes, nth: i64, most: i64, most_bytes: i64) -> i64:
         """Take the messages from place `nth` on out of the map of their segment, as long as they are in that one and
         the batch is not full; which one comes next."""
         if self.rows == 0:
             self.mapped = mapped
         is_mapped = self.mapped is mapped
-        segment: i64 = read_i64_le(places, nth * PLACE_BYTES + 8) >> 32
-        count: i64 = len(places) // PLACE_BYTES
+        segment: i64 = read_i64_le(merged, nth * MERGED_BYTES + 8) >> 32
+        count: i64 = len(merged) // MERGED_BYTES
         while nth < count and self.rows < most and self.bytes < most_bytes:
-            address: i64 = read_i64_le(places, nth * PLACE_BYTES + 8)
+            address: i64 = read_i64_le(merged, nth * MERGED_BYTES + 8)
             if address >> 32 != segment:
                 break
-            end = end_of_window(places, nth)
+            end = end_of_window(merged, nth)
             start: i64 = address & 0xFFFF_FFFF
-            last: i64 = (end - 1) * PLACE_BYTES
-            stop: i64 = (read_i64_le(places, last + 8) & 0xFFFF_FFFF) + i64(read_i32_le(places, last + 16))
+            last: i64 = (end - 1) * MERGED_BYTES
+            stop: i64 = (read_i64_le(merged, last + 8) & 0xFFFF_FFFF) + i64(read_i32_le(merged, last + 16))
             window = mapped[int(start) : int(stop)]
-            nth = self.add_places(window, start, is_mapped, places, nth, end, most, most_bytes)
+            nth = self.add_places(window, start, is_mapped, merged, nth, end, most, most_bytes)
             if self.missing:
                 break
         return nth
@@ -433,16 +440,16 @@ class Columns:
             nth += 1
 
 
-def end_of_window(places: bytes, nth: i64) -> i64:
+def end_of_window(merged: bytes, nth: i64) -> i64:
     """How many places from `nth` on lie so near each other, one behind the other, that one copy brings them all; the
     first that does not."""
-    count: i64 = len(places) // PLACE_BYTES
-    start: i64 = read_i64_le(places, nth * PLACE_BYTES + 8)
-    end: i64 = start + i64(read_i32_le(places, nth * PLACE_BYTES + 16))
+    count: i64 = len(merged) // MERGED_BYTES
+    start: i64 = read_i64_le(merged, nth * MERGED_BYTES + 8)
+    end: i64 = start + i64(read_i32_le(merged, nth * MERGED_BYTES + 16))
     nth += 1
     while nth < count:
-        address: i64 = read_i64_le(places, nth * PLACE_BYTES + 8)
-        size: i64 = i64(read_i32_le(places, nth * PLACE_BYTES + 16))
+        address: i64 = read_i64_le(merged, nth * MERGED_BYTES + 8)
+        size: i64 = i64(read_i32_le(merged, nth * MERGED_BYTES + 16))
         if address < end or address - end > GAP_BYTES or address + size - start > WINDOW_BYTES:
             break
         if address >> 32 != start >> 32:

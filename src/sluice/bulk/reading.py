@@ -62,16 +62,25 @@ class Slice(Protocol):
     def next(self) -> int: ...
 
 
-NextSlice = Callable[[int, int, int], Awaitable[Slice]]  # from, most rows, most bytes
-
-
 @dataclass(frozen=True, slots=True)
-class Range:
-    queue: str
+class Part:
+    """A range of one partition."""
+
     partition: int
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What one answer has: parts of a queue, each in its own order."""
+
+    queue: str
+    parts: tuple[Part, ...]
     columns: list[str]
+
+
+NextSlice = Callable[[Part, int, int, int], Awaitable[Slice]]  # of what, from where, most rows, most bytes
 
 
 class Worker:
@@ -126,8 +135,8 @@ class Workshop:
         """Of the worker's process; 0 when there is none."""
         return self._worker.process.pid if self._worker is not None and self._worker.is_alive() else 0
 
-    def begin(self, wanted: Range, pid: int, way: int, chunked: bool) -> socket.socket:
-        """Hand a reader over; the line to its thread."""
+    def begin(self, wanted: Wanted, pids: list[int], way: int, chunked: bool) -> socket.socket:
+        """Hand a reader over; the line to its thread. `pids` are those of the parts."""
         if self._readers >= MOST_READERS:
             raise TooManyReaders(MOST_READERS)
         ours, theirs = socket.socketpair()
@@ -150,12 +159,11 @@ class Workshop:
         asked = {
             "directory": self._directory,
             "queue": wanted.queue,
-            "partition": wanted.partition,
-            "pid": pid,
+            "parts": [(part.partition, pid) for part, pid in zip(wanted.parts, pids, strict=True)],
             "columns": wanted.columns,
             "chunked": chunked,
         }
-        ours.send(words.said(words.REQUEST, json.dumps(asked).encode()))  # far less than a socket holds
+        ours.send(words.said(words.REQUEST, json.dumps(asked).encode()))  # less than a socket holds
         self._readers += 1
         if self._timer is not None:
             self._timer.cancel()
@@ -193,23 +201,39 @@ class Workshop:
         self._let_go()
 
 
+class Feed:
+    """How far the worker was told of a part."""
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self.at = part.start
+        self.ahead = 0  # slices that it has not used up
+        self.lost = -1  # the message that was missing
+        self.tries = 0
+
+    def wants(self) -> bool:
+        return self.ahead < AHEAD and self.at < self.part.end
+
+
 class Reading:
-    """A range that the worker builds. `open` returns when the answer can begin, or refuses; after `go`, `chunks` are
+    """Ranges that the worker builds. `open` returns when the answer can begin, or refuses; after `go`, `chunks` are
     its bytes. Where the worker writes into the connection by itself there are none, and they end when it has."""
 
-    def __init__(self, workshop: Workshop, wanted: Range, slices: NextSlice) -> None:
+    def __init__(self, workshop: Workshop, wanted: Wanted, slices: NextSlice) -> None:
         self._workshop = workshop
         self._wanted = wanted
         self._slices = slices
+        self._feeds = [Feed(part) for part in wanted.parts]
         self._way: socket.socket | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._feeding: asyncio.Task[None] | None = None
 
     async def open(self, connection: int = -1) -> None:
         """`connection`: a descriptor of the client's own connection, for the worker to write to."""
-        first = await self._slices(self._wanted.start, BATCH_ROWS, BATCH_BYTES)
+        first = [await self._next(feed) for feed in self._feeds]
+        pids = [one.pid for one in first]
         if connection >= 0:
-            line = self._workshop.begin(self._wanted, first.pid, connection, True)
+            line = self._workshop.begin(self._wanted, pids, connection, True)
         else:
             self._way, theirs = socket.socketpair()
             with theirs:
@@ -217,7 +241,7 @@ class Reading:
                     end.setblocking(False)
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WAY_BYTES)
                 try:
-                    line = self._workshop.begin(self._wanted, first.pid, theirs.fileno(), False)
+                    line = self._workshop.begin(self._wanted, pids, theirs.fileno(), False)
                 except BaseException:
                     self._way.close()
                     raise
@@ -232,43 +256,52 @@ class Reading:
             await self.close()
             raise
 
+    async def _next(self, feed: Feed) -> Slice:
+        found = await self._slices(feed.part, feed.at, BATCH_ROWS, BATCH_BYTES)
+        feed.at = max(found.next, feed.at + 1)
+        return found
+
     async def _feed(
         self,
-        first: Slice,
+        first: list[Slice],
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         ready: asyncio.Future[None],
     ) -> None:
         """Tell the worker where messages are, a little ahead of it, until it has sent the last."""
-        slice_: Slice | None = first
-        at, end = self._wanted.start, self._wanted.end
-        ahead = tries = 0
-        lost = -1
+        for nth, slice_ in enumerate(first):
+            self._tell(writer, nth, slice_)
         while True:
-            while ahead < AHEAD and at < end:
-                slice_ = slice_ or await self._slices(at, BATCH_ROWS, BATCH_BYTES)
-                if slice_.places:
-                    writer.write(words.said(words.PLACES, slice_.places))
+            for nth, feed in enumerate(self._feeds):
+                while feed.wants():
+                    self._tell(writer, nth, await self._next(feed))
                     await writer.drain()
-                    ahead += 1
-                at, slice_ = max(slice_.next, at + 1), None
-            if ahead == 0:
-                break
             answer = await self._answer(reader, ready)
-            if "missing" not in answer:
-                ahead -= 1
-                continue
-            # It was moved or let go between being asked for and being read: where is it now?
-            tries = tries + 1 if answer["missing"] == lost else 0
-            at = lost = answer["missing"]
-            ahead = 0
-            if tries >= MOST_TRIES:
-                raise UnreadableMessage(self._wanted.queue, self._wanted.partition, lost)
-            await asyncio.sleep(TRY_SECONDS if tries else 0.0)
-            writer.write(words.said(words.AGAIN))
-        writer.write(words.said(words.END))
-        while "is_ended" not in await self._answer(reader, ready):
-            pass
+            if "done" in answer:
+                self._feeds[answer["done"]].ahead -= 1
+            elif "missing" in answer:
+                await self._look_again(writer, answer["part"], answer["missing"])
+            else:
+                return
+
+    def _tell(self, writer: asyncio.StreamWriter, nth: int, slice_: Slice) -> None:
+        feed = self._feeds[nth]
+        if slice_.places:
+            writer.write(words.said_of(nth, words.PLACES, slice_.places))
+            feed.ahead += 1
+        if feed.at >= feed.part.end:
+            writer.write(words.said_of(nth, words.LAST))
+
+    async def _look_again(self, writer: asyncio.StreamWriter, nth: int, missing: int) -> None:
+        """It was moved or let go between being asked for and being read: where is it now?"""
+        feed = self._feeds[nth]
+        feed.tries = feed.tries + 1 if missing == feed.lost else 0
+        feed.at = feed.lost = missing
+        feed.ahead = 0
+        if feed.tries >= MOST_TRIES:
+            raise UnreadableMessage(self._wanted.queue, feed.part.partition, missing)
+        await asyncio.sleep(TRY_SECONDS if feed.tries else 0.0)
+        writer.write(words.said_of(nth, words.AGAIN))
 
     async def _answer(self, reader: asyncio.StreamReader, ready: asyncio.Future[None]) -> dict[str, Any]:
         while True:
@@ -318,39 +351,44 @@ class Reading:
 
 
 class LocalReading:
-    """A range of a store without files: the broker reads the records, and they are built here, in a thread."""
+    """Ranges of a store without files, one after the other: the broker reads the records, and they are built here, in a
+    thread."""
 
-    def __init__(self, wanted: Range, slices: NextSlice) -> None:
+    def __init__(self, wanted: Wanted, slices: NextSlice) -> None:
         self._wanted = wanted
         self._slices = slices
-        self._batches: Batches | None = None
+        self._feeds = [Feed(part) for part in wanted.parts]
+        self._batches: Batches | None = None  # of the first part that is not read to its end
         self._first: list[bytes] = []
-        self._at = wanted.start
 
     async def open(self, connection: int = -1) -> None:
+        for feed in self._feeds[1:]:
+            await self._slices(feed.part, feed.at, 1, 1)  # one that cannot be read is refused now
         self._first = [await self._next()]
 
     async def _next(self) -> bytes:
         """The bytes of the next batch or more; none at the end."""
-        tries = 0
-        while self._at < self._wanted.end:
-            found = await self._slices(self._at, BATCH_ROWS, BATCH_BYTES)
-            built, reached = await asyncio.to_thread(self._build, found)
-            tries = tries + 1 if reached == self._at and reached < found.next else 0
-            if tries >= MOST_TRIES:
-                raise UnreadableMessage(self._wanted.queue, self._wanted.partition, reached)
-            self._at = reached if reached < found.next else max(found.next, self._at + 1)
+        while self._feeds:
+            feed = self._feeds[0]
+            found = await self._slices(feed.part, feed.at, BATCH_ROWS, BATCH_BYTES)
+            built, reached = await asyncio.to_thread(self._build, feed.part, found)
+            feed.tries = feed.tries + 1 if reached == feed.at and reached < found.next else 0
+            if feed.tries >= MOST_TRIES:
+                raise UnreadableMessage(self._wanted.queue, feed.part.partition, reached)
+            feed.at = reached if reached < found.next else max(found.next, feed.at + 1)
+            if feed.at >= feed.part.end:
+                del self._feeds[0]
+                self._batches = None
             if built:
                 return built
-            await asyncio.sleep(TRY_SECONDS if tries else 0.0)
+            await asyncio.sleep(TRY_SECONDS if feed.tries else 0.0)
         return b""
 
-    def _build(self, found: Slice) -> tuple[bytes, int]:
+    def _build(self, part: Part, found: Slice) -> tuple[bytes, int]:
         """The batches of a slice, and how far they go."""
-        wanted = self._wanted
         parts: list[bytes | memoryview] = []
         if self._batches is None:
-            self._batches = Batches(wanted.columns, wanted.queue, found.pid, wanted.partition, ZstdCodec())
+            self._batches = self._batches_of(part.partition, found.pid)
         batches = self._batches
         reached = found.next
         for nth, record in enumerate(found.records):
@@ -364,14 +402,14 @@ class LocalReading:
             parts += batches.take()
         return b"".join(parts), reached
 
+    def _batches_of(self, partition: int, pid: int) -> Batches:
+        return Batches(self._wanted.columns, self._wanted.queue, [(partition, pid)], ZstdCodec())
+
     def go(self) -> None:
         pass
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        if self._batches is None:  # an empty range has a schema as well
-            wanted = self._wanted
-            self._batches = Batches(wanted.columns, wanted.queue, 0, wanted.partition, ZstdCodec())
-        yield self._batches.head()
+        yield self._batches_of(0, 0).head()
         part = self._first.pop()
         while part:
             yield part

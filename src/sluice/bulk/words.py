@@ -7,13 +7,19 @@ from typing import Final
 
 HEAD: Final = struct.Struct("<cI")
 REQUEST: Final = b"Q"  # JSON: what is to be read, once
-PLACES: Final = b"P"  # where the next messages are: seq, address and size of each
+PLACES: Final = b"P"  # of a part: where its next messages are
 GO: Final = b"G"  # the answer has begun: send
-AGAIN: Final = b"A"  # a message was missing, and this is known: what follows is asked for anew
-END: Final = b"E"  # there is no more
+AGAIN: Final = b"A"  # of a part: a message was missing, and this is known: what follows is asked for anew
+LAST: Final = b"L"  # of a part: there is no more of it
 
-PLACE: Final = struct.Struct("<qqi")
+PART: Final = struct.Struct("<I")  # what is said of a part begins with its number
+PLACE: Final = struct.Struct("<qqi")  # seq, address and size
+MERGED: Final = struct.Struct("<qqii")  # the same and the part
 
 
 def said(kind: bytes, body: bytes = b"") -> bytes:
     return HEAD.pack(kind, len(body)) + body
+
+
+def said_of(part: int, kind: bytes, body: bytes = b"") -> bytes:
+    return said(kind, PART.pack(part) + body)

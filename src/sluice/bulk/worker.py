@@ -4,11 +4,12 @@ It is started by the HTTP door (`bulk/reading.py`) when somebody reads, and ends
 It is told where messages are and opens the segments read-only by itself; it decides nothing, keeps nothing, and
 whatever becomes of it, the broker loses nothing by it. Each reader is a thread and two sockets:
 
-    the line    the door says:  a request, then places, `go`, `again`, `end` (bulk/words.py)
-                it answers:     ready, done, missing <seq>, ended, fault <text>: one line of JSON each
+    the line    the door says:  a request, then places, `go`, `again`, `last` (bulk/words.py)
+                it answers:     ready, done <part>, missing <seq>, ended, fault <text>: one line of JSON each
     the way     the bytes of the Arrow stream: to the door, or straight into the client's own connection (`chunked`)
 
-A reader that is slow fills its way, and its thread waits: nothing is read ahead for it but one batch.
+A reader that is slow fills its way, and its thread waits: nothing is read ahead for it but one batch. One that reads
+several partitions of a queue gets them as they lie in the log (`bulk/merging.py`).
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from typing import Any, Final
 
 from sluice.bulk import words
 from sluice.bulk.arrow import BATCH_BYTES, BATCH_ROWS, END, Batches
-from sluice.bulk.columns import PLACE_BYTES
-from sluice.bulk.words import HEAD, PLACE
+from sluice.bulk.merging import MERGED_BYTES, Merge, without
+from sluice.bulk.words import HEAD, MERGED, PART
 from sluice.queues.compression import ZstdCodec
 from sluice.store.embedded.layout import log_name
 
@@ -164,7 +165,7 @@ SEGMENTS: Final = Segments()
 
 
 class Reading:
-    """One reader's range, from its request to its end."""
+    """One reader's ranges, from its request to its end."""
 
     def __init__(self, line: Line, way_fd: int) -> None:
         self._line = line
@@ -176,28 +177,35 @@ class Reading:
         kind, body = self._line.next()
         assert kind == words.REQUEST
         asked = json.loads(body)
+        parts: list[tuple[int, int]] = asked["parts"]
         self._way = Way(self._way_fd, self._line.fd, asked["chunked"])
-        self._batches = Batches(
-            asked["columns"], asked["queue"], asked["pid"], asked["partition"], ZstdCodec()
-        )
+        self._batches = Batches(asked["columns"], asked["queue"], parts, ZstdCodec())
         self._directory = asked["directory"]
-        skips = False  # until `again`: the rows that follow one that was missing are asked for anew
-        while True:
-            kind, body = self._ahead.popleft() if self._ahead else self._line.next()
-            if kind == words.AGAIN:
-                skips = False
-            elif kind == words.END:
-                self._begin()
-                self._way.write(END)
-                self._line.tell(is_ended=True)
-                return
-            elif kind == words.PLACES and not skips:
-                missing = self._read(body)
-                if missing < 0:
-                    self._line.tell(is_done=True)
-                else:
-                    skips = True
-                    self._line.tell(missing=missing)
+        self._merge = Merge(len(parts))
+        self._skips: set[int] = set()  # until `again`: what follows a message that was missing is told anew
+        while not self._merge.is_over():
+            merged = self._merge.next(BATCH_ROWS)
+            for part in self._merge.take_finished():
+                self._line.tell(done=part)
+            if merged:
+                self._read(merged)
+            else:
+                self._hear(*(self._ahead.popleft() if self._ahead else self._line.next()))
+        self._send()
+        self._begin()
+        self._way.write(END)
+        self._line.tell(is_ended=True)
+
+    def _hear(self, kind: bytes, body: bytes) -> None:
+        (part,) = PART.unpack_from(body)
+        if kind == words.AGAIN:
+            self._skips.discard(part)
+        elif part in self._skips:
+            pass
+        elif kind == words.PLACES:
+            self._merge.add(part, body[PART.size :])
+        elif kind == words.LAST:
+            self._merge.end(part)
 
     def _begin(self) -> None:
         """There is something to send: the answer may begin, and does when the door says so."""
@@ -212,28 +220,28 @@ class Reading:
             self._ahead.append((kind, body))
         self._way.write(self._batches.head())
 
-    def _read(self, places: bytes) -> int:
-        """Send the rows of one slice; the first that is not where it should be, or -1."""
+    def _read(self, merged: bytes) -> None:
+        """Take the rows at these places, and send what is a full batch by then. One that is not where it should be is
+        told, and those behind it of the same part are left out."""
         columns = self._batches.columns
-        count = len(places) // PLACE_BYTES
         nth = 0
-        while nth < count:
-            seq, address, size = PLACE.unpack_from(places, nth * PLACE_BYTES)
+        while nth * MERGED_BYTES < len(merged):
+            seq, address, size, part = MERGED.unpack_from(merged, nth * MERGED_BYTES)
             path = f"{self._directory}/{log_name(address >> 32)}"
             mapped = SEGMENTS.map(path, (address & 0xFFFF_FFFF) + size)
-            if mapped is None:
-                self._send()
-                return int(seq)
-            columns.missing = False
-            before, nth = nth, columns.add_mapped(mapped, places, nth, BATCH_ROWS, BATCH_BYTES)
+            columns.missing = mapped is None
+            before = nth
+            if mapped is not None:
+                nth = columns.add_mapped(mapped, merged, nth, BATCH_ROWS, BATCH_BYTES)
             if columns.missing and nth == before:
-                self._send()
-                return int(seq)
+                self._send()  # nobody knows how long it takes to find the other one
+                self._skips.add(part)
+                self._merge.drop(part)
+                self._line.tell(missing=seq, part=part)
+                merged, nth = without(merged[nth * MERGED_BYTES :], part), 0
             # Else the batch is full, the segment is another one, or the map ends before what was written since.
-            if columns.rows >= BATCH_ROWS or columns.bytes >= BATCH_BYTES:
+            elif columns.rows >= BATCH_ROWS or columns.bytes >= BATCH_BYTES:
                 self._send()
-        self._send()
-        return -1
 
     def _send(self) -> None:
         if self._batches.columns.rows:

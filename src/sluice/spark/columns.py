@@ -22,6 +22,7 @@ from sluice.spark.faults import InvalidOption
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+PARTITION: Final = "partition"
 SEQUENCE: Final = "sequence"
 HEADERS: Final = "headers"
 BASE: Final[dict[str, DataType]] = {

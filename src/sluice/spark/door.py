@@ -15,12 +15,13 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
+from sluice.spark.body import Body
 from sluice.spark.faults import BrokerGone, InvalidOption, Refused, StreamCut
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ CONNECT_SECONDS: Final = 10.0
 LONGEST_PAUSE: Final = 2.0
 PAGE: Final = 500
 BUSY: Final = 503
-LARGE: Final = 1 << 16  # bytes of a body
-MOST_ROOMS: Final = 4  # a batch that is made, the one before it, and some that are being let go
 
 T = TypeVar("T")
 
@@ -109,7 +108,6 @@ class Door:
     def __init__(self, where: Where) -> None:
         self.where = where
         self._line: http.client.HTTPConnection | None = None
-        self._rooms: list[bytearray] = []
 
     def __enter__(self) -> Door:
         return self
@@ -157,30 +155,29 @@ class Door:
     def rows(
         self,
         queue: str,
-        partition: int,
-        start: int,
-        end: int,
+        ranges: Mapping[int, tuple[int, int]],
         columns: list[str],
         lenient: bool = False,
         group: str = "",
     ) -> Iterator[pa.RecordBatch]:
-        """The kept messages of a range, once and without a second try: `StreamCut` says that the rest is missing. With
-        a group: without those that are for another one alone."""
+        """The kept messages of ranges, by partition: those of one in order, between one another as they lie in the log.
+        Once and without a second try: `StreamCut` says that the rest is missing. With a group: without those that are
+        for another one alone."""
         import pyarrow as pa  # whoever only asks for progress can do without
 
         query = urlencode(
             {
-                "start": start,
-                "end": end,
+                "ranges": json.dumps({str(number): ends for number, ends in ranges.items()}),
                 "columns": ",".join(columns),
                 "lenient": "true" if lenient else "false",
                 "group": group,
             }
         )
-        path = f"{_path_of(queue)}/partitions/{partition}/rows?{query}"
+        path = f"{_path_of(queue)}/rows?{query}"
         answer = self._patiently(lambda: self._send("GET", path))
+        line = None if self._line is None else self._line.sock
         try:
-            stream = pa.ipc.open_stream(Body(answer, self._rooms))
+            stream = pa.ipc.open_stream(Body(answer, line))
             while True:
                 try:
                     batch = stream.read_next_batch()
@@ -337,44 +334,6 @@ class Door:
             f"{self.where.url} {how}",
             "See whether the option url is the --http address of a Sluice of this version",
         )
-
-
-class Body:
-    """The body of an answer as Arrow reads it. What is large is read into memory that was used before, as soon as
-    nobody has it any more: new memory for each batch costs the system a fault for each of its pages."""
-
-    closed = False
-
-    def __init__(self, answer: http.client.HTTPResponse, rooms: list[bytearray]) -> None:
-        self._answer = answer
-        self._rooms = rooms  # those of the door, which may have more to read
-
-    def read(self, size: int) -> bytes | memoryview:
-        if size < LARGE:
-            return self._answer.read(size)
-        room = memoryview(self._room(size))[:size]
-        done = 0
-        while done < size:
-            count = self._answer.readinto(room[done:])
-            if not count:
-                break
-            done += count
-        return room[:done]
-
-    def _room(self, size: int) -> bytearray:
-        for nth, room in enumerate(self._rooms):
-            try:
-                room.append(room.pop())  # refused while somebody looks at it
-            except BufferError:
-                continue
-            if len(room) >= size:
-                return room
-            del self._rooms[nth]
-            break
-        room = bytearray(size + size // 8)  # the next is rarely just as long
-        if len(self._rooms) < MOST_ROOMS:
-            self._rooms.append(room)
-        return room
 
 
 class _Busy(Exception):

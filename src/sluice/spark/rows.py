@@ -2,41 +2,68 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import pyarrow as pa
-from pyspark import TaskContext
 
-from sluice.spark.columns import SEQUENCE
+from sluice.spark.columns import PARTITION, SEQUENCE
 from sluice.spark.door import Door, Where
 from sluice.spark.faults import BrokerGone, DataLost, Refused, StreamCut
+from sluice.spark.heap import leave_out_imports
 from sluice.spark.offsets import Range, Task
+
+LOOK_ROWS: Final = 128
+MOST_TOGETHER: Final = 16  # for each row the broker looks at every partition that is read with it
 
 
 def read_task(where: Where, names: list[str], task: Task, group: str = "") -> Iterator[pa.RecordBatch]:
-    """Spark's Python worker looks through its whole heap for garbage after every task: 20 to 30 ms for all that was
-    imported, more than a short range takes to read. What is there by now is there to stay, and is left out of it."""
-    if TaskContext.get() is not None and not gc.get_freeze_count():
-        gc.freeze()
+    leave_out_imports()
     with Door(where) as door:
-        for part in task.ranges:
-            yield from read_range(door, names, part, group)
+        for ranges in together(task.ranges):
+            yield from read_ranges(door, names, ranges, group)
 
 
-def read_range(door: Door, names: list[str], part: Range, group: str = "") -> Iterator[pa.RecordBatch]:
-    """The rows of a range, in order. An answer that is cut short (the broker was restarted) is taken up again behind
-    the last row that arrived, so the sequence always comes along, and is dropped here if nobody wants it."""
-    asked = names if SEQUENCE in names else [*names, SEQUENCE]
-    at = part.start
+def together(ranges: Sequence[Range]) -> list[list[Range]]:
+    """Ranges that are read in one stream: of one queue, each of another partition, and alike in what may be lost. The
+    broker then goes through its log once for all of them, where one after the other would touch each page each time."""
+    found: list[list[Range]] = []
+    for one in ranges:
+        last = found[-1] if found else []
+        if (
+            last
+            and len(last) < MOST_TOGETHER
+            and (last[0].queue, last[0].lenient) == (one.queue, one.lenient)
+            and all(other.partition != one.partition for other in last)
+        ):
+            last.append(one)
+        else:
+            found.append([one])
+    return found
+
+
+def read_ranges(
+    door: Door, names: list[str], ranges: Sequence[Range], group: str = ""
+) -> Iterator[pa.RecordBatch]:
+    """The rows of ranges that are read together, those of each in order. An answer that is cut short (the broker was
+    restarted) is taken up again behind the last rows that arrived, so partition and sequence always come along, and are
+    dropped here if nobody wants them."""
+    queue, lenient = ranges[0].queue, ranges[0].lenient
+    asked = [*names, *(name for name in (PARTITION, SEQUENCE) if name not in names)]
+    left = {one.partition: (one.start, one.end) for one in ranges}
     cut_at: float | None = None  # the first time since something arrived
-    while at < part.end:
+    while left:
         try:
-            for batch in door.rows(part.queue, part.partition, at, part.end, asked, part.lenient, group):
-                at = batch.column(SEQUENCE)[-1].as_py() + 1
+            for batch in door.rows(queue, left.copy(), asked, lenient, group):
+                for partition, last in _reached(batch, len(left)).items():
+                    end = left[partition][1]
+                    if last + 1 < end:
+                        left[partition] = (last + 1, end)
+                    else:
+                        del left[partition]
                 cut_at = None
-                yield batch if asked is names else batch.select(names)
+                yield batch if len(asked) == len(names) else batch.select(names)
             return
         except StreamCut as cut:
             cut_at = cut_at or time.monotonic()
@@ -45,8 +72,25 @@ def read_range(door: Door, names: list[str], part: Range, group: str = "") -> It
             time.sleep(0.2)
         except Refused as refusal:
             if refusal.code == "out_of_range":
+                told = ", ".join(
+                    f"{start} to {end} of partition {number}" for number, (start, end) in left.items()
+                )
                 raise DataLost(
-                    f"rows {at} to {part.end} of partition {part.partition} of queue {part.queue!r} cannot be read"
-                    f" whole: {refusal.what}"
+                    f"rows {told} of queue {queue!r} cannot be read whole: {refusal.what}"
                 ) from None
             raise
+
+
+def _reached(batch: pa.RecordBatch, parts: int) -> dict[int, int]:
+    """The last sequence of each of so many partitions in it, looked for from its end: they lie between one another, so
+    that its last rows tell nearly always. By hand, because Arrow's own grouping brings a library along, and whatever a
+    worker imports here it looks through for garbage after every task."""
+    partition, sequence = batch.column(PARTITION), batch.column(SEQUENCE)
+    found: dict[int, int] = {}
+    end = batch.num_rows
+    while end and len(found) < parts:
+        start = max(0, end - LOOK_ROWS)
+        some = (column.slice(start, end - start).to_pylist() for column in (partition, sequence))
+        found = {**dict(zip(*some)), **found}
+        end = start
+    return found

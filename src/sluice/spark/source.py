@@ -13,6 +13,7 @@ from sluice.spark import planning
 from sluice.spark.columns import check_read, check_written, usual_schema
 from sluice.spark.door import Door
 from sluice.spark.faults import InvalidOption
+from sluice.spark.heap import leave_out_imports
 from sluice.spark.options import read_options, write_options
 from sluice.spark.reader import BatchReader, NarrowingReader
 from sluice.spark.stream import StreamReader
@@ -28,6 +29,7 @@ class SluiceSource(DataSource):
 
     def schema(self) -> StructType:
         """Asked when the user gives none: dead letters have columns of their own."""
+        leave_out_imports()
         options = read_options(self.options, streaming=False)
         hurried = replace(options.where, retry_seconds=min(options.where.retry_seconds, PATIENCE))
         with Door(hurried) as door:
@@ -35,6 +37,7 @@ class SluiceSource(DataSource):
         return usual_schema(options.headers, any(seen.dead_letters for seen in found.values()))
 
     def reader(self, schema: StructType) -> BatchReader:
+        leave_out_imports()
         options = read_options(self.options, streaming=False)
         return (NarrowingReader if options.pushdown else BatchReader)(options, check_read(schema))
 

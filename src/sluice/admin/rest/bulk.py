@@ -1,6 +1,6 @@
 """Routes for programs that read and write in bulk: Spark, and whoever speaks Arrow over HTTP.
 
-Reading: offsets, a range of a partition as an Arrow stream, and a group's progress. Writing: rows are staged, and a
+Reading: offsets, ranges of partitions as an Arrow stream, and a group's progress. Writing: rows are staged, and a
 batch of stages is committed in one step that counts once. The work is done elsewhere: `admin.bulk` on the broker's
 loop, `bulk` in a process or thread beside it.
 """
@@ -32,7 +32,7 @@ from sluice.admin.rest.values import (
     whole_segment,
 )
 from sluice.bulk import arrow, rows
-from sluice.bulk.reading import LocalReading, Range, Reading, Workshop
+from sluice.bulk.reading import LocalReading, Part, Reading, Wanted, Workshop
 from sluice.bulk.stages import Stages, Upload
 from sluice.clock import steady_time
 from sluice.errors import NoArrow, SluiceError
@@ -45,6 +45,7 @@ LONGEST_WAIT: Final = 300
 COMMIT_SECONDS: Final = 300.0
 PIECE_SECONDS: Final = 30.0  # what a sender may be silent in the middle of a body
 MOST_SEQUENCE: Final = 2**53
+MOST_RANGES: Final = 64  # partitions in one answer
 
 
 class BulkDoor:
@@ -102,6 +103,23 @@ def _sequences(value: object) -> dict[int, int]:
     raise ValueError('must be sequences by partition, such as {"0": 120, "1": 95}')
 
 
+def _ranges(value: object) -> dict[int, tuple[int, int]]:
+    """Start and end by partition, as JSON."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(value) if isinstance(value, str) else None
+        if isinstance(found, dict) and 0 < len(found) <= MOST_RANGES:
+            sequence = Whole(0, MOST_SEQUENCE)
+            pairs = [pair for pair in found.values() if isinstance(pair, list) and len(pair) == 2]
+            if len(pairs) == len(found):
+                return {
+                    Whole(0, 4095).read(number): (sequence.read(start), sequence.read(end))
+                    for number, (start, end) in found.items()
+                }
+    raise ValueError(
+        f'must be start and end by partition, such as {{"0": [0, 120], "1": [95, 200]}}, at most {MOST_RANGES}'
+    )
+
+
 SEQUENCES: dict[str, Any] = {
     "type": "object",
     "additionalProperties": {"type": "integer", "minimum": 0, "maximum": MOST_SEQUENCE},
@@ -146,17 +164,27 @@ class TimeQuery(BaseModel):
     )
 
 
-class RowsQuery(BaseModel):
+class HowQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    start: Sequence = Field(description="First sequence")
-    end: Sequence = Field(description="The sequence behind the last one")
     columns: str = Field(default="", description="Names with commas between them; all when empty")
     headers: bool = Field(default=False, description="With the column headers")
     lenient: bool = Field(
         default=False, description="Leave out what is not kept any more instead of refusing"
     )
     group: str = Field(default="", description="For this group: without what is for another one alone")
+
+
+class RowsQuery(HowQuery):
+    start: Sequence = Field(description="First sequence")
+    end: Sequence = Field(description="The sequence behind the last one")
+
+
+class RangesQuery(HowQuery):
+    ranges: Annotated[dict[int, tuple[int, int]], BeforeValidator(_ranges)] = Field(
+        description='First sequence and the one behind the last, by partition, as JSON: `{"0": [0, 120]}`',
+        json_schema_extra={"type": "string", "examples": ['{"0": [0, 120]}']},
+    )
 
 
 class Progress(BaseModel):
@@ -360,6 +388,23 @@ async def read_rows(
     request: Request, name: QueueName, partition: PartitionNumber, query: Annotated[RowsQuery, Query()]
 ) -> Response:
     """Every message of a partition that is kept from `start` on, before `end`, in order. Nothing is settled by it."""
+    return await _stream_of(request, name, [Part(partition, query.start, query.end)], query)
+
+
+@router.get(
+    "/queues/{name}/rows",
+    response_class=Response,
+    responses=ROWS_ANSWERS,
+    dependencies=[Depends(arrow_is_here)],
+)
+async def read_ranges(request: Request, name: QueueName, query: Annotated[RangesQuery, Query()]) -> Response:
+    """The same of several partitions in one answer: the messages of each in order, and between one another as they lie
+    in the log, which is the fastest way to read them."""
+    parts = [Part(partition, start, end) for partition, (start, end) in query.ranges.items()]
+    return await _stream_of(request, name, parts, query)
+
+
+async def _stream_of(request: Request, name: str, parts: list[Part], query: HowQuery) -> Response:
     door = door_of(request)
     found = await ask(request, lambda service: service.bulk.offsets(name))
     names = [one.strip() for one in query.columns.split(",") if one.strip()] or arrow.usual(
@@ -372,15 +417,15 @@ async def read_rows(
             f"Choose from {', '.join(arrow.ALL)}",
         )
 
-    async def slices(at: int, most: int, most_bytes: int) -> bulk.Slice:
+    async def slices(part: Part, at: int, most: int, most_bytes: int) -> bulk.Slice:
         return await ask(
             request,
             lambda service: service.bulk.slice(
-                name, partition, at, query.end, query.lenient, most, most_bytes, query.group
+                name, part.partition, at, part.end, query.lenient, most, most_bytes, query.group
             ),
         )
 
-    wanted = Range(found.queue, partition, query.start, max(query.start, query.end), names)
+    wanted = Wanted(found.queue, tuple(parts), names)
     connection = request.scope.get(CONNECTION)
     if door.workshop is None:
         reading: Reading | LocalReading = LocalReading(wanted, slices)
