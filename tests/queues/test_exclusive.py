@@ -14,7 +14,7 @@ from sluice.queues.snapshot import OLDEST, SnapshotReader
 from sluice.queues.space import Space
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest, parse_rules
-from tests.queues.owners import kept, leave, seek, subscribe, write
+from tests.queues.owners import Taker, kept, leave, seek, subscribe, write
 
 
 def test_an_owner_that_is_there_gets_a_value_at_once(engine: EngineUnderTest) -> None:
@@ -235,7 +235,7 @@ def test_the_disk_holds_no_more_than_twice_what_lives(make: MakeEngine) -> None:
         write(bench, "car-%d" % (int(key) % 5), key, expected[key], at_once=step % 20 == 0)
     for _ in range(10):
         bench.advance(minutes=1)
-    live = sum(int(owner.bytes) for owner in bench.engine.exclusive.owners.values())
+    live = sum(int(owner.kept_bytes) for owner in bench.engine.exclusive.owners.values())
     assert sum(bench.store.segment_sizes().values()) <= 1.5 * live + (1 << 20)  # and the segment that is open
     bench.crash_and_restart()
     found: dict[bytes, bytes] = {}
@@ -254,7 +254,7 @@ def test_the_disk_does_not_grow_while_values_are_written_without_a_pause(make: M
             write(bench, "car-1", b"%d" % chance.randrange(3000), b"x" * 800, at_once=False)
         bench.advance(seconds=1)
         most = max(most, sum(bench.store.segment_sizes().values()))
-    assert most <= 1.8 * int(bench.engine.exclusive.owners["car-1"].bytes)
+    assert most <= 1.8 * int(bench.engine.exclusive.owners["car-1"].kept_bytes)
 
 
 def test_a_snapshot_without_exclusive_queues_is_still_read(engine: EngineUnderTest) -> None:
@@ -310,6 +310,26 @@ def test_a_snapshot_in_parts_says_how_things_stood_when_it_was_begun(
     assert bench.warnings == []
 
 
+def test_who_still_reads_an_owner_that_is_gone_does_not_disturb_the_one_in_its_place(
+    engine: EngineUnderTest,
+) -> None:
+    exclusive = engine.engine.exclusive
+    write(engine, "car-1", b"a", b"1")
+    taker = Taker(engine, 10)
+    old = exclusive.join(taker, "car-1", engine.loop.now)
+    exclusive.feed_all()
+    assert taker.fetching
+    exclusive.forget(old, engine.loop.now)
+    new = write(engine, "car-2", b"a", b"2", at_once=False)
+    old.slot_of(1)  # puts in order what is no more there, as the answer to its read does
+    engine.settle_down()
+    write(engine, "car-2", b"a", b"3")
+    assert (new.number, old.next, new.next) == (2, 2, 4)
+    assert not taker.got
+    assert kept(engine, "car-2") == {b"a": b"3"}
+    assert subscribe(engine, "car-2").take() == [b"3"]
+
+
 def test_a_snapshot_with_sequences_in_order_is_still_read(engine: EngineUnderTest) -> None:
     """As the version before wrote it: an owner with the values 3, 5 and 300."""
     out = NoteWriter(4)
@@ -333,7 +353,8 @@ def test_a_snapshot_with_sequences_in_order_is_still_read(engine: EngineUnderTes
 def test_every_key_of_every_owner_is_found_again(seed: int) -> None:
     """The one table of all keys, with many that share a place in it."""
     chance = random.Random(seed)
-    finder, space = Finder(), Space()
+    space = Space()
+    finder = Finder(space)
     owners = [Owner(f"car-{number}", number, 1, space) for number in range(5)]
     for owner in owners:
         finder.admit(owner)

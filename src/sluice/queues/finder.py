@@ -7,7 +7,7 @@ one part is made larger.
 
 An entry says the owner's place, the slot of the value there, and 20 bits of the hash: enough to find its own place
 again when a part grows, and to pass over others without a look at them. What it names is looked at to be sure: the row
-has the whole mark of the key, and the owner the whole hash of its client's name.
+has the whole mark of the key, and the head of the owner the whole hash of its client's name.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Final
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
-from sluice.queues.owner import SLOT_BITS, SLOT_MASK, Owner
-from sluice.queues.space import Space
+from sluice.queues.heads import BASE, HEAD, WORD_MASK, Heads
+from sluice.queues.owner import FACTS, MARK, SLOT_BITS, SLOT_MASK, Owner
+from sluice.queues.space import ROW, Space
 
 PARTS: Final = 64  # few, so that they are always near
 PART_BITS: Final = 6
@@ -39,26 +40,26 @@ class Part:
 class Finder:
     """A value is named by its owner's place and its slot there, `place << SLOT_BITS | slot`."""
 
-    def __init__(self) -> None:
+    def __init__(self, space: Space) -> None:
         self.at: list[Owner] = []  # owners, by their place
+        self._space: Space = space
+        self._heads: Heads = space.heads
         self._parts: list[Part] = [Part() for _ in range(PARTS)]
-        self._vacant: list[int] = []  # places of owners that are gone
         self._nobody: Owner = Owner("", 0, 1, Space())
 
     # ---- owners
 
     def admit(self, owner: Owner) -> None:
-        if self._vacant:
-            owner.place = self._vacant.pop()
-            self.at[owner.place] = owner
-        else:
-            owner.place = len(self.at)
-            self.at.append(owner)
+        while len(self.at) <= owner.place:
+            self.at.append(self._nobody)
+        self.at[owner.place] = owner
 
     def dismiss(self, owner: Owner) -> None:
         """An owner goes of whom no value is left."""
-        self.at[owner.place] = self._nobody
-        self._vacant.append(int(owner.place))
+        place = owner.place
+        self.at[place] = self._nobody
+        owner.step_aside()
+        self._heads.give(place)
 
     # ---- values
 
@@ -76,49 +77,54 @@ class Finder:
         while entry != EMPTY:
             if entry >> TAG_AT == tag:
                 value = entry & REST_MASK
-                owner = self.at[value >> SLOT_BITS]
-                if owner.hash == client and owner.mark(value & SLOT_MASK) == mark:
+                if self._is(value, client, mark):
                     return value
             at = (at + 1) & mask
             entry = entries[at]
         return -1
 
-    def touch(self, clients: vec[i64], marks: vec[i64]) -> i64:
-        """Look at all that the values of several keys need, so that it is near when they are found one by one.
+    def _is(self, value: i64, client: i64, mark: i64) -> bool:
+        """Whether this is the value of that key: its owner's head knows whose, and its row of which key."""
+        words = self._heads.words
+        head = (value >> SLOT_BITS) * HEAD
+        base = words[head + BASE]
+        at = (base & WORD_MASK) + (value & SLOT_MASK) * ROW
+        return words[head] == client and self._space.at[base >> 32].rows[at + MARK] == mark
+
+    def find_all(self, clients: vec[i64], marks: vec[i64], found: vec[i64], size: i64) -> None:
+        """Find the values of several keys, and have all that a write needs of them near.
 
         A look at memory that is in no cache takes as long as hundreds of instructions. Those of one `find` wait for
         one another. Those of different keys do not, and the processor has several under way at a time if little else
-        stands between them: so each loop has one kind of look. What they see is of no use to anybody; it is given back
-        so that the compiler does not leave them out."""
-        at = self.at
-        size: i64 = len(marks)
-        sum: i64 = 0
+        stands between them: so each loop has one kind of look."""
         nth: i64 = 0
         while nth < size:
             whole = clients[nth] ^ marks[nth]
             part = self._parts[whole & (PARTS - 1)]
             if part.mask >= 0:
-                sum += part.entries[(whole >> PART_BITS) & TAG_MASK & part.mask]
-            nth += 1
-        values = marks[:]
-        nth = 0
-        while nth < size:
-            values[nth] = self._candidate(clients[nth] ^ marks[nth])
+                found[nth] = part.entries[(whole >> PART_BITS) & TAG_MASK & part.mask]
+            else:
+                found[nth] = EMPTY
             nth += 1
         nth = 0
         while nth < size:
-            value = values[nth]
+            if found[nth] != EMPTY:
+                found[nth] = self._candidate(clients[nth] ^ marks[nth])
+            nth += 1
+        words = self._heads.words
+        pieces = self._space.at
+        nth = 0
+        while nth < size:
+            value = found[nth]
             if value >= 0:
-                owner = at[value >> SLOT_BITS]
-                sum += owner.hash + owner.tombstones
+                head = (value >> SLOT_BITS) * HEAD
+                base = words[head + BASE]
+                rows = pieces[base >> 32].rows
+                at = (base & WORD_MASK) + (value & SLOT_MASK) * ROW
+                # The last word of a row, which is never below zero, may stand in another line of the cache.
+                if words[head] != clients[nth] or rows[at + MARK] != marks[nth] or rows[at + FACTS] < 0:
+                    found[nth] = self.find(clients[nth], marks[nth])
             nth += 1
-        nth = 0
-        while nth < size:
-            value = values[nth]
-            if value >= 0:
-                sum += at[value >> SLOT_BITS].touch(value & SLOT_MASK)
-            nth += 1
-        return sum
 
     def _candidate(self, whole: i64) -> i64:
         """The first value that may be the one, by what the table knows; -1 when there is none."""

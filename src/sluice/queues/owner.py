@@ -3,8 +3,9 @@
 There may be a hundred thousand owners with a hundred keys each, so a value is a row of four native integers, and
 nothing of an owner is an object but the owner. Whoever writes goes from owner to owner, and each look at memory that
 was not looked at lately costs more than a hundred comparisons. So a write touches three places: the table that knows
-where the value of a key stands (`finder`), the owner, and the row (in `space`), which the new value takes over from the
-old one.
+where the value of a key stands (`finder`), the head of its owner (`heads`), and the row (in `space`), which the new
+value takes over from the old one. The owner itself is looked at only when its head says so: when it has a reader, has
+acknowledged something out of turn, or is in order.
 
 Rows therefore stand in no order. Who reads wants the order of sequences: it is made when first asked for, grows with
 what is written while there is a reader, and is forgotten with the first write when there is none. What it names may be
@@ -23,6 +24,8 @@ from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from sluice.queues.block import GONE
+from sluice.queues.heads import BASE, HEAD, NEXT, Heads
+from sluice.queues.heads import FACTS as HEAD_FACTS
 from sluice.queues.space import NOWHERE, ROW, Piece, Space
 
 if TYPE_CHECKING:
@@ -43,24 +46,19 @@ NOTHING_DONE: Final[set[int]] = set()  # stands for every empty one; nothing is 
 
 class Owner:
     def __init__(self, client: str, number: i64, first: i64, space: Space) -> None:
-        # What each write touches stands together.
-        self.hash: i64 = hash(
-            client.encode("utf-8", "surrogateescape")
-        )  # of this process: with it the table of all keys knows whose a key is
-        self.next: i64 = first  # the sequence of the next value
+        self.heads: Heads = space.heads
+        self.place: i64 = self.heads.take()  # among all owners
         self.piece: Piece = NOWHERE  # where its rows are,
         self.start: i64 = 0  # and where they begin there
-        self.reader: Reader | None = None
-        self.done: set[int] = NOTHING_DONE  # acknowledged out of turn, above `acked`
+        self._reader: Reader | None = None
+        self._done: set[int] = NOTHING_DONE  # acknowledged out of turn, above `acked`
         self.is_ordered: bool = False
         self.saved: i64 = 0  # the last snapshot that has it
         self.number: i64 = number
-        self.heard_at: i64 = 0  # when it was last written to, in seconds since 1970
-        self.bytes: i64 = 0
+        self.gone_at: i64 = 0  # when the youngest of what is gone was written, in seconds since 1970
         self.live: i64 = 0
         self.tombstones: i64 = 0  # of the living
         self.oldest: i64 = 0  # no value is older than this, in seconds since 1970
-        self.place: i64 = 0  # among all owners: see `finder`
         self.acked: i64 = first - 1  # all up to here is acknowledged, or gone
         self.acked_at: i64 = 0  # when that was, in milliseconds since 1970; 0: never
         self.is_dirty: bool = False  # has acknowledged something since the last frame
@@ -70,6 +68,78 @@ class Owner:
         self._slots: i64 = 0  # rows in use, free ones among them
         self._free: i64 = -1  # the first free row
         self._order: vec[i64] = vec[i64]()  # sequences in order, and the slot of each
+        words = self.heads.words
+        words[self.place * HEAD] = hash(client.encode("utf-8", "surrogateescape"))
+        words[self.place * HEAD + NEXT] = first
+        words[self.place * HEAD + BASE] = 0
+        self._mind()
+
+    # ---- its head, and what a write looks there
+
+    @property
+    def hash(self) -> i64:
+        """Of its client's name, in this process."""
+        return self.heads.words[self.place * HEAD]
+
+    @property
+    def next(self) -> i64:
+        """The sequence of the next value."""
+        return self.heads.words[self.place * HEAD + NEXT]
+
+    @property
+    def reader(self) -> Reader | None:
+        return self._reader
+
+    @reader.setter
+    def reader(self, reader: Reader | None) -> None:
+        self._reader = reader
+        self._mind()
+
+    @property
+    def done(self) -> set[int]:
+        return self._done
+
+    @done.setter
+    def done(self, done: set[int]) -> None:
+        self._done = done
+        self._mind()
+
+    def _mind(self) -> None:
+        """Let its head say whether a write has to look at more than that."""
+        minds = self._reader is not None or self._done is not NOTHING_DONE or self.is_ordered
+        self.heads.words[self.place * HEAD + HEAD_FACTS] = self.number << 1 | (1 if minds else 0)
+
+    def step_aside(self) -> None:
+        """It is gone, and its place is for another; who still holds on to it sees what it was."""
+        first = self.next
+        name_hash = self.hash
+        self.heads = Heads()
+        self.place = self.heads.take()
+        self.heads.words[0] = name_hash
+        self.heads.words[NEXT] = first
+        self._mind()
+
+    # ---- what nobody counts, because it would be counted with each write
+
+    @property
+    def kept_bytes(self) -> i64:
+        """Of all values that are kept."""
+        size: i64 = 0
+        slot: i64 = 0
+        while slot < self._slots:
+            size += self.size(slot)
+            slot += 1
+        return size
+
+    @property
+    def heard_at(self) -> i64:
+        """When it was last written to, in seconds since 1970."""
+        latest = self.gone_at
+        slot: i64 = 0
+        while slot < self._slots:
+            latest = max(latest, self.time(slot))
+            slot += 1
+        return latest
 
     # ---- one value, by its slot
 
@@ -81,12 +151,6 @@ class Owner:
 
     def mark(self, slot: i64) -> i64:
         return self.piece.rows[self.start + slot * ROW + MARK]
-
-    def touch(self, slot: i64) -> i64:
-        """Look at the first and the last of what a write looks at, here and in the row."""
-        rows = self.piece.rows
-        at = self.start + slot * ROW
-        return self.hash + self.tombstones + rows[at] + rows[at + FACTS]
 
     def size(self, slot: i64) -> i64:
         return (self.facts(slot) >> 1) & 0x7FFF_FFFF
@@ -164,6 +228,7 @@ class Owner:
             order = append(order, i64(one & SLOT_MASK))
         self._order = order
         self.is_ordered = True
+        self._mind()
 
     def come_last(self, slot: i64) -> None:
         """A value was written. Its place in the order is the last, and nobody but a reader needs one."""
@@ -188,8 +253,10 @@ class Owner:
         self._order = order
 
     def forget_order(self) -> None:
-        self.is_ordered = False
         self._order = vec[i64]()
+        if self.is_ordered:
+            self.is_ordered = False
+            self._mind()
 
     def depth(self) -> int:
         """Values that its owner has still to acknowledge."""
@@ -212,11 +279,9 @@ class Owner:
         rows[at] = seq
         rows[at + ADDRESS] = address
         rows[at + FACTS] = seconds << 32 | size << 1 | (1 if tombstone else 0)
-        self.bytes += size - ((facts >> 1) & 0x7FFF_FFFF)
         if tombstone or facts & 1:
             self.tombstones += (1 if tombstone else 0) - (facts & 1)
-        self.next = seq + 1
-        self.heard_at = seconds
+        self.heads.words[self.place * HEAD + NEXT] = seq + 1
         if self.is_ordered:
             self.come_last(slot)
 
@@ -232,11 +297,9 @@ class Owner:
         if self.live == 0:
             self.oldest = seconds
         self.live += 1
-        self.bytes += size
         if tombstone:
             self.tombstones += 1
-        self.next = seq + 1
-        self.heard_at = seconds
+        self.heads.words[self.place * HEAD + NEXT] = seq + 1
         if self.is_ordered:
             self.come_last(slot)
         return slot
@@ -267,6 +330,7 @@ class Owner:
         else:
             run = self._space.take(bits)
             self.piece, self.start = run.piece, run.first * ROW
+        self.heads.words[self.place * HEAD + BASE] = self.piece.number << 32 | self.start
         rows = self.piece.rows
         to = self.start
         at = was
@@ -289,7 +353,7 @@ class Owner:
     def remove(self, slot: i64) -> None:
         """Forget a value."""
         self.live -= 1
-        self.bytes -= self.size(slot)
+        self.gone_at = max(self.gone_at, self.time(slot))
         if self.is_tombstone(slot):
             self.tombstones -= 1
         self._set(slot, 0, GONE, self._free, 0)
@@ -378,7 +442,6 @@ class Owner:
     def settle(self) -> i64:
         """All rows of the store are read: count what was found; how many were not."""
         self.live = 0
-        self.bytes = 0
         self.tombstones = 0
         self.oldest = 0
         slot: i64 = 0
@@ -388,7 +451,6 @@ class Owner:
                 self.piece.rows[self.start + slot * ROW] = 0
             else:
                 self.live += 1
-                self.bytes += self.size(slot)
                 if self.is_tombstone(slot):
                     self.tombstones += 1
                 if self.oldest == 0 or self.time(slot) < self.oldest:

@@ -17,12 +17,14 @@ from mypy_extensions import i64
 
 from sluice.message import TOMBSTONE
 from sluice.queues.finder import Finder
+from sluice.queues.heads import BASE, FACTS, HEAD, NEXT, WORD_MASK, Heads
 from sluice.queues.journal import Journal, Note, NoteWriter
 from sluice.queues.keeping import FIRST_OWNER
-from sluice.queues.owner import NOTHING_DONE, SLOT_MASK, Owner
+from sluice.queues.owner import ADDRESS, NOTHING_DONE, SLOT_MASK, Owner
+from sluice.queues.owner import FACTS as ROW_FACTS
 from sluice.queues.ports import Reader
 from sluice.queues.segments import Segments
-from sluice.queues.space import Space
+from sluice.queues.space import ROW, Space
 from sluice.store.protocol import Record
 
 # Notes, behind those of `keeping`.
@@ -39,8 +41,10 @@ class Owners:
     def __init__(self, journal: Journal, segments: Segments) -> None:
         self.journal: Journal = journal
         self.segments: Segments = segments
-        self.finder: Finder = Finder()
         self._space: Space = Space()
+        self.heads: Heads = self._space.heads
+        self.finder: Finder = Finder(self._space)
+        self._nobody: Owner = Owner("", 0, 1, Space())
         self.owners: dict[str, Owner] = {}
         self.by_number: dict[int, Owner] = {}
         self.next_number: i64 = 1
@@ -75,7 +79,7 @@ class Owners:
 
     def take(
         self,
-        owner: Owner,
+        place: i64,
         slot: i64,
         seq: i64,
         address: i64,
@@ -83,11 +87,29 @@ class Owners:
         seconds: i64,
         size: i64,
         tombstone: bool,
-    ) -> None:
-        """A value comes, into the place of the one in `slot` if there is one."""
+    ) -> i64:
+        """A value comes for the owner at `place`, where that of the same key stands in `slot` if there is one; the
+        slot where it stands then."""
+        segments = self.segments
+        words = self.heads.words
+        head = place * HEAD
+        if slot >= 0 and not self.saving and not tombstone and not words[head + FACTS] & 1:
+            base = words[head + BASE]
+            rows = self._space.at[base >> 32].rows
+            at = (base & WORD_MASK) + slot * ROW
+            facts = rows[at + ROW_FACTS]
+            if not facts & 1:  # nor was it a tombstone: nobody but the row and the head has to know
+                segments.drop(rows[at + ADDRESS], (facts >> 1) & 0x7FFF_FFFF)
+                rows[at] = seq
+                rows[at + ADDRESS] = address
+                rows[at + ROW_FACTS] = seconds << 32 | size << 1
+                words[head + NEXT] = seq + 1
+                self.replaced += 1
+                segments.add_lasting(address, size)
+                return slot
+        owner = self.finder.at[place]
         if owner.saved != self.saving and self.saving:
             self.save(owner)
-        segments = self.segments
         if slot >= 0:
             segments.drop(owner.address(slot), owner.size(slot))
             if owner.reader is not None or owner.done:
@@ -95,9 +117,11 @@ class Owners:
             owner.put(slot, seq, address, seconds, size, tombstone)
             self.replaced += 1
         else:
-            self.finder.add(owner, owner.add(seq, address, mark, seconds, size, tombstone), mark)
+            slot = owner.add(seq, address, mark, seconds, size, tombstone)
+            self.finder.add(owner, slot, mark)
             self.values += 1
         segments.add_lasting(address, size)
+        return slot
 
     def drop(self, owner: Owner, slot: i64) -> None:
         """A value is gone, whatever its reader makes of it."""
@@ -255,7 +279,7 @@ class Owners:
             owner.saved = self.saving
             out.text(owner.client)
             out.number(owner.next)
-            out.number(owner.heard_at)
+            out.number(owner.gone_at)
             self.write_state(out, owner)
             out.data(owner.write_sequences())
 
@@ -266,9 +290,9 @@ class Owners:
         for _ in range(note.number()):
             client = note.text()
             next_seq = note.number()
-            heard_at = note.number()
+            gone_at = note.number()
             owner = self.add_owner(client, note.number(), next_seq)
-            owner.heard_at = heard_at
+            owner.gone_at = gone_at
             self.read_state(note, owner)
             owner.read_sequences(note.data(), both_ways)
 
@@ -311,7 +335,7 @@ class Owners:
         if record.seq >= owner.next:
             mark = mark_in(record)
             self.take(
-                owner,
+                owner.place,
                 self.find(owner, mark),
                 record.seq,
                 record.address,
@@ -334,9 +358,7 @@ class Owners:
         elif what == OWNER_ACKED:
             while note.more():
                 found = self.by_number.get(int(note.number()))
-                owner = (
-                    found if found is not None else Owner("", 0, 1, self._space)
-                )  # its numbers are passed over
+                owner = found if found is not None else self._nobody  # its numbers are passed over
                 self.read_state(note, owner)
                 if owner.tombstones:
                     self.end_tombstones(owner)
