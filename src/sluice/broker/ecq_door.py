@@ -25,6 +25,7 @@ from sluice.broker.turn import Turn
 from sluice.errors import InvalidQueueConfig, QueueError
 from sluice.message import LAST_SECOND, Message
 from sluice.queues.engine import Engine
+from sluice.queues.heads import name_hash
 from sluice.queues.known_keys import KnownKeys
 from sluice.queues.owner import Owner
 from sluice.queues.start import time_of
@@ -62,7 +63,8 @@ class Write:
     def __init__(self, nobody: Session) -> None:
         self.session: Session = nobody
         self.tag: i64 = 0  # what the session knows it by
-        self.client: bytes = b""
+        self.topic: bytes = b""
+        self.cut: i64 = 0  # where the name of the client ends in it
         self.key: bytes = b""
         self.props: bytes = b""
         self.payload: bytes = b""
@@ -120,8 +122,8 @@ class EcqDoor:
         write = self._writes[nth]
         write.session = session
         write.tag = session.tag(packet)
-        client = topic[len(WRITE) : cut]
-        write.client = client
+        write.topic = topic
+        write.cut = cut
         write.payload = packet.payload
         write.props = packet.raw
         write.expires = expiry_of(packet)
@@ -129,7 +131,7 @@ class EcqDoor:
         spot = keys.at(topic, cut + 1)
         write.key = keys.keys[spot]
         self._marks[nth] = keys.marks[spot]
-        self._clients[nth] = hash(client)
+        self._clients[nth] = name_hash(topic, len(WRITE), cut)
         self._waiting = nth + 1
         if nth + 1 >= self.most:
             self.catch_up()
@@ -151,15 +153,18 @@ class EcqDoor:
         found[0] = -1
         if size > 1:
             exclusive.finder.find_all(clients, marks, found, size)
+        values = exclusive.values
         nth: i64 = 0
         while nth < size:
+            if exclusive.values != values:
+                found[nth] = -1  # there is a new key, and with it all rows of its owner may be elsewhere
             write = self._writes[nth]
             payload = write.payload
             write.payload = b""  # which may be large, and the next to wait here may be long in coming
             try:
                 exclusive.write(
                     found[nth],
-                    write.client,
+                    b"" if found[nth] >= 0 else write.topic[len(WRITE) : write.cut],
                     clients[nth],
                     marks[nth],
                     write.key,

@@ -23,7 +23,7 @@ from mypy_extensions import i64
 
 from sluice.errors import TooManyKeys, TooManyOwners, ValueTooLarge
 from sluice.message import FIELDS_BYTES, TOMBSTONE, Message, decode_headers, encode_header
-from sluice.queues.heads import FACTS, HEAD, NEXT
+from sluice.queues.heads import FACTS, HEAD, NEXT, hash_of
 from sluice.queues.journal import Journal, NoteWriter
 from sluice.queues.keeping import FIRST_OWNER
 from sluice.queues.keys import mark_of
@@ -98,7 +98,7 @@ class Exclusive(Owners):
         found = self.write(
             -1,
             name,
-            hash(name),
+            hash_of(name),
             mark_of(message.key),
             message.key,
             message.props,
@@ -120,14 +120,16 @@ class Exclusive(Owners):
         expires: i64,
         now: float,
     ) -> i64:
-        """The same for what a topic says, and for a key that was perhaps `found` already; where its value stands.
+        """The same for what a topic says; where its value stands then. If that was `found` already, nobody asks for the
+        name of the client.
         Nothing is made of a value but its record, and what its owner's reader is to get."""
         rules = self.rules
         size: i64 = len(payload)
         if size > rules.max_message_size:
-            raise ValueTooLarge(text_of(client), int(size), int(rules.max_message_size))
+            name = self.finder.at[found >> SLOT_BITS].client if found >= 0 else text_of(client)
+            raise ValueTooLarge(name, int(size), int(rules.max_message_size))
         if found < 0:
-            found = self.finder.find(client_hash, mark)  # a write of the same turn may have brought it
+            found = self.finder.find(client_hash, mark)
         slot: i64 = -1
         place: i64 = 0
         if found >= 0:

@@ -6,7 +6,8 @@ for all of them, most of it in some cache.
 
     hash    of the client's name, secret to this process: with it the table of all keys knows whose a key is
     next    the sequence of the next value
-    base    where the owner's rows begin: the number of a piece << 32 | a word in it (`space`)
+    base    where the owner's rows are: the number of a piece (`space`) << 40 | how many there are, as a power of two
+            << 32 | the word of the piece where they begin
     facts   the number under which its records are kept << 1 | whether a write has to look at the owner itself
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from librt.strings import read_i64_le
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
@@ -21,7 +23,64 @@ HEAD: Final = 4  # words of a head
 NEXT: Final = 1
 BASE: Final = 2
 FACTS: Final = 3
+PIECE_AT: Final = 40  # in `base`
+BITS_AT: Final = 32
+BITS_MASK: Final = 0xFF
 WORD_MASK: Final = 0xFFFF_FFFF
+
+# The hash of a name: see `name_hash`.
+WORD: Final = 8
+LONGEST: Final = 32  # bytes of a name for which it is quicker
+PRIME: Final = 0x7FFF_FFFF
+FRONT: Final = b"$ECQ/w/"  # what stands before the name where it is hashed most often
+
+_FIRST: Final[i64] = hash(b"one secret number") & 0x3FFF_FFFF | 0x100
+_SECOND: Final[i64] = hash(b"another secret number") & 0x3FFF_FFFF | 0x100
+
+
+def name_hash(data: bytes, start: i64, end: i64) -> i64:
+    """Of the name that stands there, behind `FRONT` or as many other bytes. It is the value of two polynomials, whose
+    coefficients are the bytes of the name, at two points that nobody outside knows: 62 bits, of which two names of up
+    to `LONGEST` bytes have the same with a chance of one in 2^52, whoever chose them. Nobody gets to see any of it."""
+    size = end - start
+    if size > LONGEST:
+        return hash(data[start:end])
+    first = size
+    second = size
+    at = start
+    while at + WORD <= end:
+        word = read_i64_le(data, at)
+        first = _fold(first, word, _FIRST)
+        second = _fold(second, word, _SECOND)
+        at += WORD
+    if at < end:
+        left = end - at
+        word = (read_i64_le(data, end - WORD) >> ((WORD - left) << 3)) & ((1 << (left << 3)) - 1)
+        first = _fold(first, word, _FIRST)
+        second = _fold(second, word, _SECOND)
+    return _rest(first) << 31 | _rest(second)
+
+
+def _fold(sum: i64, word: i64, point: i64) -> i64:
+    """Three more coefficients, from eight bytes. What comes out is below 2^32, and the same modulo `PRIME`."""
+    sum = sum * point + (word & 0x3F_FFFF)
+    sum = (sum & PRIME) + (sum >> 31)
+    sum = sum * point + ((word >> 22) & 0x1F_FFFF)
+    sum = (sum & PRIME) + (sum >> 31)
+    sum = sum * point + ((word >> 43) & 0x1F_FFFF)
+    return (sum & PRIME) + (sum >> 31)
+
+
+def _rest(sum: i64) -> i64:
+    """Modulo `PRIME`, of what is below 2^32: a division would take longer than all the rest."""
+    sum = (sum & PRIME) + (sum >> 31)
+    return sum if sum < PRIME else sum - PRIME
+
+
+def hash_of(client: bytes) -> i64:
+    """The same for a name by itself."""
+    data = FRONT + client
+    return name_hash(data, len(FRONT), len(data))
 
 
 class Heads:

@@ -17,14 +17,15 @@ from mypy_extensions import i64
 
 from sluice.message import TOMBSTONE
 from sluice.queues.finder import Finder
-from sluice.queues.heads import BASE, FACTS, HEAD, NEXT, WORD_MASK, Heads
+from sluice.queues.heads import BASE, FACTS, HEAD, NEXT, PIECE_AT, WORD_MASK, Heads
 from sluice.queues.journal import Journal, Note, NoteWriter
 from sluice.queues.keeping import FIRST_OWNER
-from sluice.queues.owner import ADDRESS, NOTHING_DONE, SLOT_MASK, Owner
-from sluice.queues.owner import FACTS as ROW_FACTS
+from sluice.queues.owner import NOTHING_DONE, Owner
 from sluice.queues.ports import Reader
+from sluice.queues.rows import ADDRESS, ROW
+from sluice.queues.rows import FACTS as ROW_FACTS
 from sluice.queues.segments import Segments
-from sluice.queues.space import ROW, Space
+from sluice.queues.space import Space
 from sluice.store.protocol import Record
 
 # Notes, behind those of `keeping`.
@@ -74,8 +75,7 @@ class Owners:
 
     def find(self, owner: Owner, mark: i64) -> i64:
         """The slot of a key; -1 when there is none."""
-        found = self.finder.find(owner.hash, mark)
-        return found if found < 0 else found & SLOT_MASK
+        return owner.find(mark)
 
     def take(
         self,
@@ -95,7 +95,7 @@ class Owners:
         head = place * HEAD
         if slot >= 0 and not self.saving and not tombstone and not words[head + FACTS] & 1:
             base = words[head + BASE]
-            rows = self._space.at[base >> 32].rows
+            rows = self._space.at[base >> PIECE_AT].rows
             at = (base & WORD_MASK) + slot * ROW
             facts = rows[at + ROW_FACTS]
             if not facts & 1:  # nor was it a tombstone: nobody but the row and the head has to know
@@ -118,7 +118,6 @@ class Owners:
             self.replaced += 1
         else:
             slot = owner.add(seq, address, mark, seconds, size, tombstone)
-            self.finder.add(owner, slot, mark)
             self.values += 1
         segments.add_lasting(address, size)
         return slot
@@ -130,7 +129,6 @@ class Owners:
         self.segments.drop(owner.address(slot), owner.size(slot))
         if owner.reader is not None or owner.done:
             self._withdraw(owner, owner.seq(slot))
-        self.finder.remove(owner, slot, owner.mark(slot))
         owner.remove(slot)
         self.values -= 1
 
@@ -147,22 +145,7 @@ class Owners:
     def tidy(self, owner: Owner) -> None:
         """Values were dropped: let their room go if it is much. Slots are others after this."""
         if owner.is_sparse():
-            self._leave_table(owner)
             owner.pack()
-            self._enter_table(owner)
-
-    def _leave_table(self, owner: Owner) -> None:
-        slot: i64 = 0
-        while slot < owner.slots():
-            if owner.seq(slot):
-                self.finder.remove(owner, slot, owner.mark(slot))
-            slot += 1
-
-    def _enter_table(self, owner: Owner) -> None:
-        slot: i64 = 0
-        while slot < owner.slots():
-            self.finder.add(owner, slot, owner.mark(slot))
-            slot += 1
 
     def forget_body(self, reader: Reader, seq: i64) -> None:
         message = reader.bodies.pop(int(seq), None) if reader.bodies else None
@@ -318,10 +301,10 @@ class Owners:
             self.values += owner.live
             if missing:
                 lost.append(f"of $ECQ/{owner.client} values are missing in the store: {missing}")
-            self._enter_table(owner)
             slot: i64 = 0
             while slot < owner.slots():
-                self.segments.add_lasting(owner.address(slot), owner.size(slot))
+                if owner.seq(slot):
+                    self.segments.add_lasting(owner.address(slot), owner.size(slot))
                 slot += 1
         return lost
 

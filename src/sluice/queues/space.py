@@ -13,8 +13,8 @@ from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from sluice.queues.heads import Heads
+from sluice.queues.rows import ROW
 
-ROW: Final = 4  # words of a row
 PIECE_BITS: Final = 16  # rows of a piece, as a power of two; one that needs more than a piece has its own
 FIRST_BITS: Final = 10  # of the first piece: most brokers have few owners, or none
 
