@@ -30,6 +30,7 @@ WORD_MASK: Final = 0xFFFF_FFFF
 
 # The hash of a name: see `name_hash`.
 WORD: Final = 8
+SEVEN_BYTES: Final = 0xFF_FFFF_FFFF_FFFF
 LONGEST: Final = 32  # bytes of a name for which it is quicker
 PRIME: Final = 0x7FFF_FFFF
 FRONT: Final = b"$ECQ/w/"  # what stands before the name where it is hashed most often
@@ -54,11 +55,16 @@ def name_hash(data: bytes, start: i64, end: i64) -> i64:
         second = _fold(second, word, _SECOND)
         at += WORD
     if at < end:
-        left = end - at
-        word = (read_i64_le(data, end - WORD) >> ((WORD - left) << 3)) & ((1 << (left << 3)) - 1)
+        word = last_bytes(data, end, end - at)
         first = _fold(first, word, _FIRST)
         second = _fold(second, word, _SECOND)
     return _rest(first) << 31 | _rest(second)
+
+
+def last_bytes(data: bytes, end: i64, size: i64) -> i64:
+    """Fewer than eight bytes that end there, as one number; before them there are enough others to make it eight."""
+    mask: i64 = SEVEN_BYTES >> ((7 - size) << 3)  # and not 1 << ..., which compiled is a C int of 32 bits
+    return (read_i64_le(data, end - WORD) >> ((WORD - size) << 3)) & mask
 
 
 def _fold(sum: i64, word: i64, point: i64) -> i64:

@@ -13,10 +13,10 @@ from librt.strings import read_i64_le
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
+from sluice.queues.heads import WORD, last_bytes
 from sluice.queues.keys import LONGEST_KNOWN, mark_of
 
 SPOTS: Final = 16_384
-WORD: Final = 8
 
 
 class KnownKeys:
@@ -34,9 +34,7 @@ class KnownKeys:
         """The spot of the key that is the rest of a topic. In front of it there are eight bytes or more."""
         end: i64 = len(topic)
         size = end - start
-        tail = read_i64_le(topic, end - WORD)
-        if size < WORD:
-            tail = (tail >> ((WORD - size) << 3)) & ((1 << (size << 3)) - 1)
+        tail = last_bytes(topic, end, size) if size < WORD else read_i64_le(topic, end - WORD)
         mixed = _mix(size, tail)
         at = start
         last = end - WORD
