@@ -114,7 +114,7 @@ def tell_snapshot(house: House) -> None:
         done = saving.save_some()
         parts.append(time.thread_time() - started)
     started = time.thread_time()
-    size = len(saving.value())
+    size = sum(len(piece) for piece in saving.pieces())
     parts.append(time.thread_time() - started)
     print(
         f"{'snapshot':40s} {begun * 1e3:8.1f} ms to begin, {max(parts) * 1e3:.1f} the longest of {len(parts)} parts, "
@@ -152,7 +152,7 @@ def shared(keys: int, size: int) -> None:
 
 
 def live_bytes(owners: dict[str, Owner]) -> int:
-    return sum(int(owner.bytes) for owner in owners.values())
+    return sum(int(owner.kept_bytes) for owner in owners.values())
 
 
 def sweep(house: House) -> None:

@@ -29,7 +29,7 @@ TOMBSTONE: Final = 0x80  # the end of its key, in a compacted queue
 LONGEST_HEADER: Final = 0x7FFF  # bytes of a value that Sluice attaches
 LAST_SECOND: Final = 0xFFFF_FFFF  # times to live end in 2106, where the store's count of seconds does
 
-_SCRATCH: Final = BytesWriter()  # where the small fields of a body are put together, in the loop's thread
+FIELDS_BYTES: Final = 28  # of a body: when it came, and five lengths
 
 
 @mypyc_attr(acyclic=True)
@@ -66,27 +66,53 @@ class Message:
         return float(self.expires - whole) + float(came_at) / 1000.0
 
 
-def encode_start(message: Message) -> bytes:
+def size_of_start(message: Message) -> i64:
+    """Of what `write_start` writes."""
+    return (
+        FIELDS_BYTES
+        + len(message.id)
+        + len(message.key)
+        + len(message.topic)
+        + len(message.props)
+        + len(message.headers)
+    )
+
+
+def write_start(out: BytesWriter, message: Message) -> None:
     """What stands behind the header of its record and in front of its payload."""
-    out = _SCRATCH
-    out.truncate(0)
-    write_i64_le(out, message.enqueued_at)
-    write_i32_le(out, i32(len(message.id)))
-    write_i32_le(out, i32(len(message.key)))
-    write_i32_le(out, i32(len(message.topic)))
-    write_i32_le(out, i32(len(message.props)))
-    write_i32_le(out, i32(len(message.headers)))
-    out.write(message.id)
-    out.write(message.key)
-    out.write(message.topic)
-    out.write(message.props)
-    out.write(message.headers)
-    return out.getvalue()
+    write_fields(
+        out, message.enqueued_at, message.id, message.key, message.topic, message.props, message.headers
+    )
+
+
+def write_fields(
+    out: BytesWriter,
+    enqueued_at: i64,
+    message_id: bytes,
+    key: bytes,
+    topic: bytes,
+    props: bytes,
+    headers: bytes,
+) -> None:
+    """The same for what is no message yet."""
+    write_i64_le(out, enqueued_at)
+    write_i64_le(out, i64(len(key)) << 32 | len(message_id))
+    write_i64_le(out, i64(len(props)) << 32 | len(topic))
+    write_i32_le(out, i32(len(headers)))
+    if len(message_id) > 0:
+        out.write(message_id)
+    out.write(key)
+    if len(topic) > 0:
+        out.write(topic)
+    if len(props) > 0:
+        out.write(props)
+    if len(headers) > 0:
+        out.write(headers)
 
 
 def decode_body(data: bytes, start: i64 = 0) -> Message:
-    """The message whose body begins at `start`: what `encode_start` made, and its payload as it was kept."""
-    at: i64 = start + 28
+    """The message whose body begins at `start`: what `write_start` wrote, and its payload as it was kept."""
+    at: i64 = start + FIELDS_BYTES
     end: i64 = at + i64(read_i32_le(data, start + 8))
     message_id = data[at:end]
     at = end

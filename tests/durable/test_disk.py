@@ -57,7 +57,7 @@ class Disk:
     def begin_snapshot(self) -> None:
         self._store.begin_snapshot()
 
-    def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
+    def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
         self._store.snapshot(state, free, self._count(done))
 
     def scan(self, segment: int, done: Callable[[list[bytes]], None]) -> None:

@@ -167,7 +167,7 @@ class ListenedStore:
     def begin_snapshot(self) -> None:
         self._store.begin_snapshot()
 
-    def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
+    def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
         self._store.snapshot(state, free, _Answer(self, done))
 
 

@@ -83,7 +83,7 @@ class RedisBehindProxy:
     def begin_snapshot(self) -> None:
         self.inner.begin_snapshot()
 
-    def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
+    def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
         self.inner.snapshot(state, free, self._life.owe(done))
 
     def wants_snapshot(self) -> bool:

@@ -228,9 +228,11 @@ class StoreUnderTest:
         self.hands.turn_until(lambda: bool(answers))
         return [read_row(rows, at) for rows in answers[0] for at in range(0, len(rows), ROW_BYTES)]
 
-    def snapshot(self, state: bytes, free: Sequence[int] = ()) -> None:
+    def snapshot(self, state: bytes, free: Sequence[int] = (), pieces: int = 2) -> None:
         answers: list[int] = []
-        self.store.snapshot(state, free, lambda: answers.append(1))
+        size = max(1, len(state) // pieces)
+        parts = [state[at : at + size] for at in range(0, len(state), size)]
+        self.store.snapshot(parts, free, lambda: answers.append(1))
         self.hands.turn_until(lambda: bool(answers or self.failures))
         assert not self.failures, self.failures
 

@@ -84,7 +84,7 @@ def main(directory: str, seed: int, seq: int) -> None:
         if store.wants_snapshot():
             homes = {address >> 32 for address in live.values()}
             free = [segment for segment in store.segment_sizes() if segment not in homes]
-            store.snapshot(struct.pack(f"<{len(live)}q", *live), free, lambda: None)
+            store.snapshot([struct.pack(f"<{len(live)}q", *live)], free, lambda: None)
 
 
 if __name__ == "__main__":

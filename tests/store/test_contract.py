@@ -169,6 +169,14 @@ def test_a_snapshot_may_be_empty_and_may_be_large(store: StoreUnderTest) -> None
     assert store.reopen().past.snapshot == state
 
 
+def test_a_snapshot_in_more_pieces_than_a_system_writes_at_once_comes_back_as_one(
+    store: StoreUnderTest,
+) -> None:
+    state = random.Random(1).randbytes(5_000)
+    store.snapshot(state, pieces=2_500)
+    assert store.reopen().past.snapshot == state
+
+
 def test_a_freed_segment_is_gone_and_its_neighbours_are_not(store: StoreUnderTest) -> None:
     first, second, third = store.fill_segment(0), store.fill_segment(1000), store.fill_segment(2000)
     store.snapshot(b"s", free=[second[0] >> 32])
@@ -200,9 +208,9 @@ def test_the_segment_being_written_to_is_never_given_back(store: StoreUnderTest)
 def test_two_snapshots_may_be_under_way_at_once(store: StoreUnderTest) -> None:
     store.fill_segment(0)
     answers: list[str] = []
-    store.store.snapshot(b"one", [1], lambda: answers.append("one"))
+    store.store.snapshot([b"one"], [1], lambda: answers.append("one"))
     assert not store.store.wants_snapshot()
-    store.store.snapshot(b"two", [], lambda: answers.append("two"))
+    store.store.snapshot([b"two"], [], lambda: answers.append("two"))
     store.hands.turn_until(lambda: len(answers) == 2)
     assert answers == ["one", "two"]
     assert store.reopen().past.snapshot == b"two"

@@ -236,7 +236,7 @@ def test_after_one_failed_write_or_sync_nothing_is_acknowledged_again(
     store.hands.turn_until(lambda: bool(store.failures))
     files.fail_write = files.fail_sync = 0
     store.start_commit(message(3), done=lambda: answers.append(3))
-    store.store.snapshot(b"s", [], lambda: answers.append(4))
+    store.store.snapshot([b"s"], [], lambda: answers.append(4))
     store.store.close()
     store.hands.turn_once()
     assert answers == []

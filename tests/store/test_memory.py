@@ -86,11 +86,11 @@ def test_a_snapshot_that_was_not_done_never_was() -> None:
         bench.commit(seq)
     bench.hands.turn_once()
     bench.store.hold()
-    bench.store.snapshot(b"state", [1], lambda: None)
+    bench.store.snapshot([b"state"], [1], lambda: None)
     assert bench.crash() == list(range(40))
     assert bench.past.snapshot is None
     bench.store.hold()
-    bench.store.snapshot(b"state", [1], lambda: None)
+    bench.store.snapshot([b"state"], [1], lambda: None)
     left = bench.crash(keep_unsynced=1)
     assert bench.past.snapshot == b"state" and 0 < len(left) < 40
 

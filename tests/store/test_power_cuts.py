@@ -141,7 +141,7 @@ class Rig:
         free = [segment for segment in self.store.store.segment_sizes() if segment not in homes]
         state = struct.pack(f"<{1 + len(self.live)}q", self.number, *self.live)
         number, answers = self.number, list[int]()
-        self.store.store.snapshot(state, free, lambda: answers.append(1))
+        self.store.store.snapshot([state], free, lambda: answers.append(1))
         if self.draw.random() < 0.7:
             self.store.hands.turn_until(lambda: bool(answers or self.store.failures))
             if answers:
@@ -209,7 +209,7 @@ def test_a_kill_at_any_change_and_then_a_power_cut_loses_nothing(lot: int) -> No
             if store.try_commit(message(seq, bytes(600))):
                 kept.append(seq)
                 if seq % 5 == 0:
-                    store.store.snapshot(b"", [1], lambda: None)
+                    store.store.snapshot([b""], [1], lambda: None)
         store.store.close()
         disk.restart()
         store.reopen().store.close()

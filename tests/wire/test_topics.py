@@ -40,6 +40,32 @@ def test_a_name_that_is_not_text_is_malformed(raw: bytes) -> None:
         check_utf8(raw, 0, len(raw))
 
 
+@pytest.mark.parametrize("size", [7, 8, 9, 15, 16, 17, 31])
+def test_one_bad_byte_is_found_wherever_it_stands(size: int) -> None:
+    """Names are judged eight bytes at a time, and every byte that is not special beside them is let through."""
+    good = bytes((0x24 + 3 * nth) % 7 + 0x24 for nth in range(size))
+    for at in range(size):
+        for byte in range(1, 128):
+            raw = good[:at] + bytes([byte]) + good[at + 1 :]
+            check_utf8(b"\0" + raw + b"\0", 1, size + 1)
+            if byte not in b"+#":
+                check_name(b"#" + raw + b"+", 1, size + 1)
+        for bad, error in (
+            (b"+", InvalidTopic),
+            (b"#", InvalidTopic),
+            (b"\0", MalformedPacket),
+            (b"\xff", MalformedPacket),
+        ):
+            with pytest.raises(error):
+                check_name(good[:at] + bad + good[at + 1 :], 0, size)
+            if error is MalformedPacket:
+                with pytest.raises(error):
+                    check_utf8(good[:at] + bad + good[at + 1 :], 0, size)
+        wide = good[:at] + "ü".encode() + good[at + 1 :]
+        check_name(wide, 0, len(wide))
+        check_utf8(wide, 0, len(wide))
+
+
 def test_only_the_bytes_between_start_and_end_are_judged() -> None:
     check_name(b"\x00#ab\xff+", 2, 4)
     check_utf8(b"\xff\x00\xc3\xa4\x00\xff", 2, 4)

@@ -45,7 +45,7 @@ def view_of(hands: Hands, owner: Owner) -> OwnerView:
         client=owner.client,
         depth=owner.depth(),
         keys=int(owner.live),
-        bytes=int(owner.bytes),
+        bytes=int(owner.kept_bytes),
         last_sequence=int(owner.next) - 1,
         acked_sequence=int(owner.acked),
         acked_at=float(owner.acked_at) / 1000.0,

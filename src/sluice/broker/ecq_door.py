@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from librt.strings import read_i64_le
 from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from sluice.broker.ecq_reader import OwnedDelivery, OwnedReader
 from sluice.broker.queue_reasons import reason_of, subscribe_reason_of
@@ -24,7 +25,8 @@ from sluice.broker.turn import Turn
 from sluice.errors import InvalidQueueConfig, QueueError
 from sluice.message import LAST_SECOND, Message
 from sluice.queues.engine import Engine
-from sluice.queues.keys import mark_of
+from sluice.queues.heads import name_hash
+from sluice.queues.known_keys import KnownKeys
 from sluice.queues.owner import Owner
 from sluice.queues.start import time_of
 from sluice.wire.packets import Publish, SubscriptionRequest
@@ -35,7 +37,7 @@ from sluice.wire.reasons import (
     TOPIC_FILTER_INVALID,
     TOPIC_NAME_INVALID,
 )
-from sluice.wire.topics import begins
+from sluice.wire.topics import ONES, WORD
 
 if TYPE_CHECKING:
     from sluice.broker.connection import Connection
@@ -43,6 +45,9 @@ if TYPE_CHECKING:
 
 PREFIX: Final = b"$ECQ/"
 WRITE: Final = b"$ECQ/w/"
+WRITE_WORD: Final = 0x2F_772F_5143_4524  # the same as a number of seven bytes
+WRITE_MASK: Final = 0xFF_FFFF_FFFF_FFFF
+SLASHES: Final = 0x2F2F_2F2F_2F2F_2F2F
 WRITE_SO: Final = "write to $ECQ/w/<client>/<key>, neither of them empty"
 READ_SO: Final = (
     "a client subscribes to its own queue, $ECQ/<client>/# with its client id, and to nothing else below $ECQ"
@@ -51,16 +56,19 @@ QOS_BITS: Final = 3 << 16  # of a session's tag
 MOST_GATHERED: Final = 64  # what they look at is to stay near until the last of them is done
 
 
-@mypyc_attr(acyclic=True)
 class Write:
-    """A PUBLISH that waits for the end of the turn."""
+    """A PUBLISH that waits for the end of the turn. There is one for each that may wait, used over and over: an object
+    of its own for every write would cost more than finding its owner does."""
 
-    def __init__(self, session: Session, tag: i64, client: bytes, mark: i64, message: Message) -> None:
-        self.session: Session = session
-        self.tag: i64 = tag  # what the session knows it by
-        self.client: bytes = client
-        self.mark: i64 = mark
-        self.message: Message = message
+    def __init__(self, nobody: Session) -> None:
+        self.session: Session = nobody
+        self.tag: i64 = 0  # what the session knows it by
+        self.topic: bytes = b""
+        self.cut: i64 = 0  # where the name of the client ends in it
+        self.key: bytes = b""
+        self.props: bytes = b""
+        self.payload: bytes = b""
+        self.expires: i64 = 0
 
     def refuse(self, reason: i64, why: str) -> None:
         session = self.session
@@ -76,9 +84,12 @@ class EcqDoor:
         self._engine: Engine = engine
         self._turn: Turn = turn
         self.most: int = MOST_GATHERED  # that are gathered
-        self._writes: list[Write] = []
-        self._clients: vec[i64] = vec[i64]()  # for each of them the hash of its client
-        self._marks: vec[i64] = vec[i64]()  # and the mark of its key
+        self._writes: list[Write] = []  # of which so many wait
+        self._waiting: i64 = 0
+        self._clients: vec[i64] = _numbers()  # for each of them the hash of its client,
+        self._marks: vec[i64] = _numbers()  # the mark of its key,
+        self._found: vec[i64] = _numbers()  # and where its value was found
+        self._keys: KnownKeys = KnownKeys()
         self._catch_up: Callable[[], None] = self.catch_up
 
     def _begin(self) -> None:
@@ -105,13 +116,24 @@ class EcqDoor:
                 return
         if packet.qos > 0:
             session.answer_later(packet)
-        client = topic[len(WRITE) : cut]
-        message = message_of(packet, topic[cut + 1 :])
-        mark = mark_of(message.key)
-        self._writes.append(Write(session, session.tag(packet), client, mark, message))
-        self._clients = append(self._clients, i64(hash(client)))
-        self._marks = append(self._marks, mark)
-        if len(self._writes) >= self.most:
+        nth = self._waiting
+        if nth == len(self._writes):
+            self._writes.append(Write(session))
+        write = self._writes[nth]
+        write.session = session
+        write.tag = session.tag(packet)
+        write.topic = topic
+        write.cut = cut
+        write.payload = packet.payload
+        write.props = packet.raw
+        write.expires = expiry_of(packet)
+        keys = self._keys
+        spot = keys.at(topic, cut + 1)
+        write.key = keys.keys[spot]
+        self._marks[nth] = keys.marks[spot]
+        self._clients[nth] = name_hash(topic, len(WRITE), cut)
+        self._waiting = nth + 1
+        if nth + 1 >= self.most:
             self.catch_up()
         else:
             self._turn.put_off = self._catch_up
@@ -119,24 +141,44 @@ class EcqDoor:
 
     def catch_up(self) -> None:
         """Do what was gathered. Whoever is to be answered behind those who wrote calls this first [MQTT-4.6.0-2]."""
-        if not self._writes:
+        size = self._waiting
+        if size == 0:
             return
-        writes, clients, marks = self._writes, self._clients, self._marks
-        self._writes, self._clients, self._marks = [], vec[i64](), vec[i64]()
+        self._waiting = 0
         self._turn.put_off = None
         exclusive = self._engine.exclusive
         journal = self._engine.journal
         now = self._turn.now
-        if len(writes) > 1:
-            exclusive.finder.touch(clients, marks)
-        for write in writes:
+        clients, marks, found = self._clients, self._marks, self._found
+        found[0] = -1
+        if size > 1:
+            exclusive.finder.find_all(clients, marks, found, size)
+        values = exclusive.values
+        nth: i64 = 0
+        while nth < size:
+            if exclusive.values != values:
+                found[nth] = -1  # there is a new key, and with it all rows of its owner may be elsewhere
+            write = self._writes[nth]
+            payload = write.payload
+            write.payload = b""  # which may be large, and the next to wait here may be long in coming
             try:
-                exclusive.write(write.client, write.mark, write.message, now)
+                exclusive.write(
+                    found[nth],
+                    b"" if found[nth] >= 0 else write.topic[len(WRITE) : write.cut],
+                    clients[nth],
+                    marks[nth],
+                    write.key,
+                    write.props,
+                    payload,
+                    write.expires,
+                    now,
+                )
             except QueueError as error:
                 write.refuse(reason_of(error), str(error))
             else:
                 if write.tag & QOS_BITS:
                     journal.add_receipt(write.session, write.tag)
+            nth += 1
 
     def publish_will(self, will: Publish) -> None:
         """There is nobody left to hear a refusal, so the log does."""
@@ -258,10 +300,15 @@ class EcqDoor:
 
 def end_of_client(topic: bytes) -> i64:
     """Where the name of the client ends in a topic that can be written to; -1 when it is none."""
-    if not begins(topic, WRITE):
-        return -1
     end: i64 = len(topic)
+    if end < WORD or read_i64_le(topic, 0) & WRITE_MASK != WRITE_WORD:
+        return -1
     cut: i64 = len(WRITE)
+    while cut + WORD <= end:
+        word = read_i64_le(topic, cut) ^ SLASHES
+        if ((word | (word - ONES)) >> 7) & ONES:
+            break  # one of these eight is a slash, or none is for sure
+        cut += WORD
     while cut < end and topic[cut] != 0x2F:
         cut += 1
     return cut if len(WRITE) < cut < end - 1 else -1
@@ -269,9 +316,19 @@ def end_of_client(topic: bytes) -> i64:
 
 def message_of(packet: Publish, key: bytes) -> Message:
     message = Message(packet.payload, packet.raw, key)
-    if packet.expires_at != 0.0:
-        message.expires = min(int(packet.expires_at + 0.999), LAST_SECOND)
+    message.expires = expiry_of(packet)
     return message
+
+
+def expiry_of(packet: Publish) -> i64:
+    return min(int(packet.expires_at + 0.999), LAST_SECOND) if packet.expires_at != 0.0 else 0
+
+
+def _numbers() -> vec[i64]:
+    numbers = vec[i64](capacity=MOST_GATHERED)
+    while len(numbers) < MOST_GATHERED:
+        numbers = append(numbers, i64(0))
+    return numbers
 
 
 def filter_of(client_id: str) -> bytes:

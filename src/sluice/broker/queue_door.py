@@ -118,7 +118,9 @@ class QueueDoor:
 
     def takes(self, topic: bytes) -> bool:
         """Whether a topic is one of ours."""
-        return begins(topic, PREFIX) or begins(topic, ADMIN_PREFIX) or begins(topic, ECQ_PREFIX)
+        if len(topic) > 1 and topic[1] == ECQ_PREFIX[1]:
+            return begins(topic, ECQ_PREFIX)
+        return begins(topic, PREFIX) or begins(topic, ADMIN_PREFIX)
 
     def watch(self) -> None:
         if self.admin is not None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from mypy_extensions import i64
 
 from sluice.errors import InvalidQueueConfig, MissingKey
-from sluice.message import COMPRESSED, TOMBSTONE, Message, encode_start
+from sluice.message import COMPRESSED, TOMBSTONE, Message, size_of_start
 from sluice.queues import removal, settling
 from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import LEASED
@@ -86,11 +86,10 @@ def append(engine: Engine, queue: Queue, message: Message) -> None:
             payload = packed
             flags |= COMPRESSED
     seq = partition.next
-    start = encode_start(message)
+    size: i64 = HEADER_BYTES + size_of_start(message) + len(payload)
     address = engine.journal.add_message(
-        partition, flags, seq, key, expires, now_ms, start, payload, rules.sync
+        partition, flags, seq, key, expires, now_ms, size, message, payload, rules.sync
     )
-    size: i64 = HEADER_BYTES + len(start) + len(payload)
     partition.append(address, size, key, expires, flags, left, now_ms)
     engine.segments.add_lasting(address, size)
     queue.depth += 1

@@ -27,8 +27,8 @@ from sluice.message import (
     PRIORITY_BITS,
     TARGETED,
     Message,
-    encode_start,
     fnv1a32,
+    size_of_start,
 )
 from sluice.queues import compaction, dead_letters, dispatch, lifecycle, reading, removal, settling
 from sluice.queues import journal as notes
@@ -225,11 +225,10 @@ class Engine:
             if len(packed) < len(payload):
                 payload = packed
                 flags |= COMPRESSED
-        start = encode_start(message)
+        size: i64 = HEADER_BYTES + size_of_start(message) + len(payload)
         address = self.journal.add_message(
-            partition, flags, seq, key, expires, time, start, payload, rules.sync
+            partition, flags, seq, key, expires, time, size, message, payload, rules.sync
         )
-        size: i64 = HEADER_BYTES + len(start) + len(payload)
         partition.append(address, size, key, expires, flags, left, now_ms)
         self.segments.add(address, size)
         queue.depth += 1

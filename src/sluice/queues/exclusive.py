@@ -22,7 +22,8 @@ from librt.strings import read_i64_le
 from mypy_extensions import i64
 
 from sluice.errors import TooManyKeys, TooManyOwners, ValueTooLarge
-from sluice.message import TOMBSTONE, Message, decode_headers, encode_header, encode_start
+from sluice.message import FIELDS_BYTES, TOMBSTONE, Message, decode_headers, encode_header
+from sluice.queues.heads import FACTS, HEAD, NEXT, hash_of
 from sluice.queues.journal import Journal, NoteWriter
 from sluice.queues.keeping import FIRST_OWNER
 from sluice.queues.keys import mark_of
@@ -93,45 +94,91 @@ class Exclusive(Owners):
 
     def publish(self, client: str, message: Message, now: float) -> Owner:
         """Take a value into the open frame, in the place of the older one of its key."""
-        return self.write(client.encode("utf-8", "surrogateescape"), mark_of(message.key), message, now)
+        name = client.encode("utf-8", "surrogateescape")
+        found = self.write(
+            -1,
+            name,
+            hash_of(name),
+            mark_of(message.key),
+            message.key,
+            message.props,
+            message.payload,
+            message.expires,
+            now,
+        )
+        return self.finder.at[found >> SLOT_BITS]
 
-    def write(self, client: bytes, mark: i64, message: Message, now: float) -> Owner:
-        """The same for a name as it stands in a topic, and a key whose mark is known already."""
+    def write(
+        self,
+        found: i64,
+        client: bytes,
+        client_hash: i64,
+        mark: i64,
+        key: bytes,
+        props: bytes,
+        payload: bytes,
+        expires: i64,
+        now: float,
+    ) -> i64:
+        """The same for what a topic says; where its value stands then. If that was `found` already, nobody asks for the
+        name of the client.
+        Nothing is made of a value but its record, and what its owner's reader is to get."""
         rules = self.rules
-        size: i64 = len(message.payload)
+        size: i64 = len(payload)
         if size > rules.max_message_size:
-            raise ValueTooLarge(text_of(client), int(size), int(rules.max_message_size))
-        slot = self.finder.find(hash(client), mark)
-        if slot >= 0:
-            owner = self.finder.at[slot >> SLOT_BITS]
-            slot &= SLOT_MASK
+            name = self.finder.at[found >> SLOT_BITS].client if found >= 0 else text_of(client)
+            raise ValueTooLarge(name, int(size), int(rules.max_message_size))
+        if found < 0:
+            found = self.finder.find(client_hash, mark)
+        slot: i64 = -1
+        place: i64 = 0
+        if found >= 0:
+            slot = found & SLOT_MASK
+            place = found >> SLOT_BITS
         else:
-            owner = self._first_of_key(text_of(client), now)
+            place = self._first_of_key(text_of(client), now).place
         now_ms: i64 = int(now * 1000.0)
-        message.enqueued_at = now_ms
-        if message.expires:
-            message.headers = encode_header("expires", str(message.expires))
-        start = encode_start(message)
-        seq = owner.next
-        flags: i64 = TOMBSTONE if size == 0 else 0
+        headers = encode_header("expires", str(expires)) if expires else b""
+        words = self.heads.words
+        head = place * HEAD
+        seq = words[head + NEXT]
+        facts = words[head + FACTS]
+        whole: i64 = HEADER_BYTES + FIELDS_BYTES + len(key) + len(props) + len(headers) + size
         address = self.journal.add_owned(
-            FIRST_OWNER + owner.number, seq, flags, mark, now_ms, start, message.payload, rules.sync
+            FIRST_OWNER + (facts >> 1),
+            seq,
+            TOMBSTONE if size == 0 else 0,
+            mark,
+            now_ms,
+            whole,
+            key,
+            props,
+            headers,
+            payload,
+            rules.sync,
         )
-        self.take(
-            owner, slot, seq, address, mark, now_ms // 1000, HEADER_BYTES + len(start) + size, size == 0
-        )
+        slot = self.take(place, slot, seq, address, mark, now_ms // 1000, whole, size == 0)
         self.written += 1
         if self.due == 0.0:
             self.due = now + rules.sweep_interval
-        reader = owner.reader
-        if reader is not None:
-            cost = message.size()
-            if self.cached + cost <= rules.cache_bytes:
-                message.cost = cost
-                self.cached += cost
-                reader.bodies[int(seq)] = message
-            self._expect(reader)
-        return owner
+        if facts & 1:
+            reader = self.finder.at[place].reader
+            if reader is not None:
+                message = Message(payload, props, key)
+                message.expires = expires
+                message.headers = headers
+                message.enqueued_at = now_ms
+                self._bring(reader, seq, message)
+        return place << SLOT_BITS | slot
+
+    def _bring(self, reader: Reader, seq: i64, message: Message) -> None:
+        """A value for a reader who is there: it is at hand if there is room."""
+        cost = message.size()
+        if self.cached + cost <= self.rules.cache_bytes:
+            message.cost = cost
+            self.cached += cost
+            reader.bodies[int(seq)] = message
+        self._expect(reader)
 
     def _first_of_key(self, client: str, now: float) -> Owner:
         """The owner of a key that is new."""
@@ -152,7 +199,7 @@ class Exclusive(Owners):
         note.number(self.first)
         self.journal.add_note(note.value(), int(now * 1000.0), False)
         owner = self.add_owner(client, self.next_number, self.first)
-        owner.heard_at = int(now)
+        owner.gone_at = int(now)
         return owner
 
     # ---- reading
@@ -416,7 +463,7 @@ class Exclusive(Owners):
             if (
                 owner.live == 0
                 and owner.reader is None
-                and owner.heard_at < idle
+                and owner.gone_at < idle
                 and owner.acked_at < idle * 1000
             ):
                 self.forget(owner, now)

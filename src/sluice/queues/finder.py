@@ -1,13 +1,13 @@
-"""Where the last value of each key of each owner stands: one table for all of them.
+"""Whose a key is, and where its last value stands: the way from a topic to a row.
 
 With ten million keys nothing that a write looks for is in the processor's cache. A dict of owners, each with a dict of
-keys, is ten looks at memory one after the other; this is one. The table is native integers with open addressing, so a
-key costs some thirteen bytes in it, and it is cut into parts by the key's hash, so that no write waits until more than
-one part is made larger.
+keys, is ten looks at memory one after the other. Here the hash of the client's name leads to the place of its owner,
+through a table of native integers which is small enough for some cache, as the heads of all owners are (`heads`). From
+the head it is one step to the row, because an owner's rows are a table themselves (`rows`): of all that a write looks
+at, the row alone is far away.
 
-An entry says the owner's place, the slot of the value there, and 20 bits of the hash: enough to find its own place
-again when a part grows, and to pass over others without a look at them. What it names is looked at to be sure: the row
-has the whole mark of the key, and the owner the whole hash of its client's name.
+The table has open addressing, and is cut into parts by the hash, so that no write waits until more than one part is
+made larger. An entry says the owner's place and 38 bits of the hash; the head has all of it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from typing import Final
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
-from sluice.queues.owner import SLOT_BITS, SLOT_MASK, Owner
+from sluice.queues.heads import BASE, BITS_AT, BITS_MASK, HEAD, PIECE_AT, WORD_MASK, Heads
+from sluice.queues.owner import SLOT_BITS, Owner
+from sluice.queues.rows import ROW, find_row, first_slot
 from sluice.queues.space import Space
 
 PARTS: Final = 64  # few, so that they are always near
 PART_BITS: Final = 6
-TAG_MASK: Final = 0xF_FFFF
-TAG_AT: Final = 43  # the bits of an entry: 20 of tag, 24 of place, 19 of slot
-REST_MASK: Final = 0x7FF_FFFF_FFFF
+TAG_MASK: Final = 0x3F_FFFF_FFFF
+TAG_AT: Final = 24  # the bits of an entry: 38 of tag, 24 of place
+PLACE_MASK: Final = 0xFF_FFFF
 SMALLEST: Final = 8
 EMPTY: Final = -1
 
@@ -32,138 +34,22 @@ EMPTY: Final = -1
 class Part:
     def __init__(self) -> None:
         self.entries: vec[i64] = vec[i64]()
-        self.mask: i64 = -1  # how many there are, less one
         self.used: i64 = 0
+        self.resize(SMALLEST)
 
-
-class Finder:
-    """A value is named by its owner's place and its slot there, `place << SLOT_BITS | slot`."""
-
-    def __init__(self) -> None:
-        self.at: list[Owner] = []  # owners, by their place
-        self._parts: list[Part] = [Part() for _ in range(PARTS)]
-        self._vacant: list[int] = []  # places of owners that are gone
-        self._nobody: Owner = Owner("", 0, 1, Space())
-
-    # ---- owners
-
-    def admit(self, owner: Owner) -> None:
-        if self._vacant:
-            owner.place = self._vacant.pop()
-            self.at[owner.place] = owner
-        else:
-            owner.place = len(self.at)
-            self.at.append(owner)
-
-    def dismiss(self, owner: Owner) -> None:
-        """An owner goes of whom no value is left."""
-        self.at[owner.place] = self._nobody
-        self._vacant.append(int(owner.place))
-
-    # ---- values
-
-    def find(self, client: i64, mark: i64) -> i64:
-        """The value of a key, by the hash of its owner's name and its mark; -1 when there is none."""
-        whole = client ^ mark
-        part = self._parts[whole & (PARTS - 1)]
-        entries = part.entries
-        mask = part.mask
-        if mask < 0:
-            return -1
-        tag: i64 = (whole >> PART_BITS) & TAG_MASK
-        at = tag & mask
-        entry = entries[at]
-        while entry != EMPTY:
-            if entry >> TAG_AT == tag:
-                value = entry & REST_MASK
-                owner = self.at[value >> SLOT_BITS]
-                if owner.hash == client and owner.mark(value & SLOT_MASK) == mark:
-                    return value
-            at = (at + 1) & mask
-            entry = entries[at]
-        return -1
-
-    def touch(self, clients: vec[i64], marks: vec[i64]) -> i64:
-        """Look at all that the values of several keys need, so that it is near when they are found one by one.
-
-        A look at memory that is in no cache takes as long as hundreds of instructions. Those of one `find` wait for
-        one another. Those of different keys do not, and the processor has several under way at a time if little else
-        stands between them: so each loop has one kind of look. What they see is of no use to anybody; it is given back
-        so that the compiler does not leave them out."""
-        at = self.at
-        size: i64 = len(marks)
-        sum: i64 = 0
-        nth: i64 = 0
-        while nth < size:
-            whole = clients[nth] ^ marks[nth]
-            part = self._parts[whole & (PARTS - 1)]
-            if part.mask >= 0:
-                sum += part.entries[(whole >> PART_BITS) & TAG_MASK & part.mask]
-            nth += 1
-        values = marks[:]
-        nth = 0
-        while nth < size:
-            values[nth] = self._candidate(clients[nth] ^ marks[nth])
-            nth += 1
-        nth = 0
-        while nth < size:
-            value = values[nth]
-            if value >= 0:
-                owner = at[value >> SLOT_BITS]
-                sum += owner.hash + owner.tombstones
-            nth += 1
-        nth = 0
-        while nth < size:
-            value = values[nth]
-            if value >= 0:
-                sum += at[value >> SLOT_BITS].touch(value & SLOT_MASK)
-            nth += 1
-        return sum
-
-    def _candidate(self, whole: i64) -> i64:
-        """The first value that may be the one, by what the table knows; -1 when there is none."""
-        part = self._parts[whole & (PARTS - 1)]
-        mask = part.mask
-        if mask < 0:
-            return -1
-        entries = part.entries
-        tag: i64 = (whole >> PART_BITS) & TAG_MASK
-        at = tag & mask
-        entry = entries[at]
-        while entry != EMPTY:
-            if entry >> TAG_AT == tag:
-                return entry & REST_MASK
-            at = (at + 1) & mask
-            entry = entries[at]
-        return -1
-
-    def add(self, owner: Owner, slot: i64, mark: i64) -> None:
-        """A key that has not been there."""
-        whole = owner.hash ^ mark
-        part = self._parts[whole & (PARTS - 1)]
-        if 4 * (part.used + 1) > 3 * (part.mask + 1):
-            self._resize(part, max(SMALLEST, 2 * (part.mask + 1)))
-        tag: i64 = (whole >> PART_BITS) & TAG_MASK
-        self._put(part, tag << TAG_AT | owner.place << SLOT_BITS | slot)
-        part.used += 1
-
-    def _put(self, part: Part, entry: i64) -> None:
-        entries = part.entries
-        mask = part.mask
+    def put(self, entry: i64) -> None:
+        entries = self.entries
+        mask: i64 = len(entries) - 1
         at = (entry >> TAG_AT) & mask
         while entries[at] != EMPTY:
             at = (at + 1) & mask
         entries[at] = entry
 
-    def remove(self, owner: Owner, slot: i64, mark: i64) -> None:
-        """A key whose value goes. What stood behind it because its own place was taken moves up."""
-        whole = owner.hash ^ mark
-        part = self._parts[whole & (PARTS - 1)]
-        entries = part.entries
-        mask = part.mask
-        tag: i64 = (whole >> PART_BITS) & TAG_MASK
-        wanted: i64 = tag << TAG_AT | owner.place << SLOT_BITS | slot
-        gap = tag & mask
+    def remove(self, wanted: i64) -> None:
+        """What stood behind it because its own place was taken moves up."""
+        entries = self.entries
+        mask: i64 = len(entries) - 1
+        gap = (wanted >> TAG_AT) & mask
         while entries[gap] != wanted:
             if entries[gap] == EMPTY:
                 return
@@ -179,19 +65,144 @@ class Finder:
                 entries[gap] = entry
                 gap = at
         entries[gap] = EMPTY
-        part.used -= 1
-        if part.mask >= SMALLEST and 8 * part.used < part.mask:
-            self._resize(part, (part.mask + 1) >> 1)
+        self.used -= 1
+        if mask >= SMALLEST and 8 * self.used < mask:
+            self.resize((mask + 1) >> 1)
 
-    def _resize(self, part: Part, size: i64) -> None:
-        old = part.entries
+    def resize(self, size: i64) -> None:
+        old = self.entries
         entries = vec[i64](capacity=size)
         while len(entries) < size:
             entries = append(entries, i64(EMPTY))
-        part.entries = entries
-        part.mask = size - 1
+        self.entries = entries
         at: i64 = 0
         while at < len(old):
             if old[at] != EMPTY:
-                self._put(part, old[at])
+                self.put(old[at])
             at += 1
+
+
+class Finder:
+    """A value is named by its owner's place and its slot there, `place << SLOT_BITS | slot`."""
+
+    def __init__(self, space: Space) -> None:
+        self.at: list[Owner] = []  # owners, by their place
+        self._space: Space = space
+        self._heads: Heads = space.heads
+        self._parts: list[Part] = [Part() for _ in range(PARTS)]
+        self._nobody: Owner = Owner("", 0, 1, Space())
+        self._seen: i64 = 0  # of no use to anybody; looks at memory whose result is kept are not left out
+
+    # ---- owners
+
+    def admit(self, owner: Owner) -> None:
+        while len(self.at) <= owner.place:
+            self.at.append(self._nobody)
+        self.at[owner.place] = owner
+        part = self._parts[owner.hash & (PARTS - 1)]
+        size: i64 = len(part.entries)
+        if 4 * (part.used + 1) > 3 * size:
+            part.resize(2 * size)
+        part.put(entry_of(owner))
+        part.used += 1
+
+    def dismiss(self, owner: Owner) -> None:
+        """An owner goes of whom no value is left."""
+        place = owner.place
+        self._parts[owner.hash & (PARTS - 1)].remove(entry_of(owner))
+        self.at[place] = self._nobody
+        owner.step_aside()
+        self._heads.give(place)
+
+    def place_of(self, client: i64) -> i64:
+        """The place of an owner, by the hash of its client's name; -1 when there is none."""
+        entries = self._parts[client & (PARTS - 1)].entries
+        words = self._heads.words
+        mask: i64 = len(entries) - 1
+        tag: i64 = (client >> PART_BITS) & TAG_MASK
+        at = tag & mask
+        entry = entries[at]
+        while entry != EMPTY:
+            if entry >> TAG_AT == tag:
+                place = entry & PLACE_MASK
+                if words[place * HEAD] == client:
+                    return place
+            at = (at + 1) & mask
+            entry = entries[at]
+        return -1
+
+    # ---- values
+
+    def find(self, client: i64, mark: i64) -> i64:
+        """The value of a key, by the hash of its owner's name and its mark; -1 when there is none."""
+        place = self.place_of(client)
+        return place if place < 0 else self._find_of(place, mark)
+
+    def _find_of(self, place: i64, mark: i64) -> i64:
+        base = self._heads.words[place * HEAD + BASE]
+        rows = self._space.at[base >> PIECE_AT].rows
+        slot = find_row(rows, base & WORD_MASK, (base >> BITS_AT) & BITS_MASK, mark)
+        return slot if slot < 0 else place << SLOT_BITS | slot
+
+    def find_all(self, clients: vec[i64], marks: vec[i64], found: vec[i64], size: i64) -> None:
+        """Find the values of several keys, and have all that a write needs of them near.
+
+        A look at memory that is in no cache takes as long as hundreds of instructions. Those of one `find` wait for
+        one another. Those of different keys do not, and the processor has several under way at a time if little else
+        stands between them: so each loop has one kind of look, and only the last is sure of what it sees."""
+        words = self._heads.words
+        pieces = self._space.at
+        seen: i64 = 0
+        nth: i64 = 0
+        while nth < size:
+            entries = self._parts[clients[nth] & (PARTS - 1)].entries
+            found[nth] = entries[(clients[nth] >> PART_BITS) & (i64(len(entries)) - 1)]
+            nth += 1
+        nth = 0
+        while nth < size:
+            if found[nth] != EMPTY:
+                found[nth] = self._candidate(clients[nth])
+                if found[nth] >= 0:
+                    seen |= words[found[nth] * HEAD] | words[found[nth] * HEAD + BASE]
+            nth += 1
+        nth = 0
+        while nth < size:
+            if found[nth] >= 0:
+                base = words[found[nth] * HEAD + BASE]
+                bits = (base >> BITS_AT) & BITS_MASK
+                slot = first_slot(marks[nth], bits)
+                near = (slot + 2) & (
+                    (1 << bits) - 1
+                )  # one key in two stands in the line of the cache behind the first
+                at = base & WORD_MASK
+                rows = pieces[base >> PIECE_AT].rows
+                seen |= rows[at + slot * ROW] | rows[at + near * ROW]
+            nth += 1
+        nth = 0
+        while nth < size:
+            place = found[nth]
+            if place >= 0:
+                if words[place * HEAD] == clients[nth]:
+                    found[nth] = self._find_of(place, marks[nth])
+                else:
+                    found[nth] = self.find(clients[nth], marks[nth])
+            nth += 1
+        self._seen = seen
+
+    def _candidate(self, client: i64) -> i64:
+        """The place of the first owner that may be the one, by what the table knows; -1 when there is none."""
+        entries = self._parts[client & (PARTS - 1)].entries
+        mask: i64 = len(entries) - 1
+        tag: i64 = (client >> PART_BITS) & TAG_MASK
+        at = tag & mask
+        entry = entries[at]
+        while entry != EMPTY:
+            if entry >> TAG_AT == tag:
+                return entry & PLACE_MASK
+            at = (at + 1) & mask
+            entry = entries[at]
+        return -1
+
+
+def entry_of(owner: Owner) -> i64:
+    return ((owner.hash >> PART_BITS) & TAG_MASK) << TAG_AT | owner.place

@@ -13,7 +13,8 @@ from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, w
 from librt.vecs import append, vec
 from mypy_extensions import i32, i64
 
-from sluice.store.protocol import MESSAGE, NOTE, write_record
+from sluice.message import Message, write_fields, write_start
+from sluice.store.protocol import MESSAGE, NOTE, begin_record, end_record, write_record
 
 if TYPE_CHECKING:
     from sluice.queues.cursor import Cursor
@@ -37,6 +38,8 @@ RETURNED: Final = 11  # gid, pid, seq, new steps: given back, which is no failur
 BATCH: Final = (
     12  # application, number, rows, time: a batch whose messages stand in the same frame (`batches`)
 )
+
+KEPT_ROOM: Final = 1_048_576  # of a frame that was sent
 
 # How a message was settled.
 ACKED: Final = 0
@@ -118,20 +121,34 @@ class Journal:
         key: i64,
         expires: i64,
         time: i64,
-        body: bytes,
+        size: i64,
+        message: Message,
         payload: bytes,
         sync: bool,
     ) -> i64:
-        """Write a message, whose body ends with `payload`; the address it will have."""
-        address: i64 = self._base + len(self._out)
-        write_record(self._out, MESSAGE, flags, partition.pid, seq, key, expires, time, body, payload)
+        """Write a message, whose record has `size` bytes and ends with `payload`; the address it will have."""
+        out = self._out
+        address: i64 = self._base + len(out)
+        write_start(begin_record(size, MESSAGE, flags, partition.pid, seq, key, expires, time), message)
+        end_record(out, payload)
         self._count += 1
         if sync:
             self._sync = True
+        self._touch(partition)
+        return address
+
+    def copy_message(self, partition: Partition, record: bytes) -> i64:
+        """Write such a record once more, as it is; the address it will have."""
+        address: i64 = self._base + len(self._out)
+        self._out.write(record)
+        self._count += 1
+        self._touch(partition)
+        return address
+
+    def _touch(self, partition: Partition) -> None:
         if not partition.touched:
             partition.touched = True
             self._partitions.append(partition)
-        return address
 
     def add_kept(self, pid: i64, seq: i64, expires: i64, time: i64, body: bytes) -> i64:
         """Write a record that belongs to no queue (see `keeping`); the address it will have."""
@@ -142,13 +159,27 @@ class Journal:
         return address
 
     def add_owned(
-        self, pid: i64, seq: i64, flags: i64, mark: i64, time: i64, start: bytes, payload: bytes, sync: bool
+        self,
+        pid: i64,
+        seq: i64,
+        flags: i64,
+        mark: i64,
+        time: i64,
+        size: i64,
+        key: bytes,
+        props: bytes,
+        headers: bytes,
+        payload: bytes,
+        sync: bool,
     ) -> i64:
         """Write a value of an exclusive queue; the address it will have. Its key's mark stands in two fields."""
-        address: i64 = self._base + len(self._out)
+        frame = self._out
+        address: i64 = self._base + len(frame)
         low: i64 = mark & 0xFFFF_FFFF
         high: i64 = (mark >> 32) & 0xFFFF_FFFF
-        write_record(self._out, MESSAGE, flags, pid, seq, low, high, time, start, payload)
+        out = begin_record(size, MESSAGE, flags, pid, seq, low, high, time)
+        write_fields(out, time, b"", key, b"", props, headers)
+        end_record(frame, payload)
         self._count += 1
         self._hurried = True
         if sync:
@@ -156,7 +187,7 @@ class Journal:
         return address
 
     def copy_owned(self, record: bytes) -> i64:
-        """Write such a record once more, as it is; the address it will have."""
+        """The same again for a value of an exclusive queue."""
         address: i64 = self._base + len(self._out)
         self._out.write(record)
         self._count += 1
@@ -219,7 +250,10 @@ class Journal:
         for partition in self._partitions:
             partition.touched = False
             frame.reached.append(int(partition.next))
-        self._out = BytesWriter()
+        if len(self._out) > KEPT_ROOM:
+            self._out = BytesWriter()
+        else:
+            self._out.truncate(0)  # its room is for the next frame, which would get it piece by piece
         self._count = 0
         self._sync = False
         self._hurried = False
@@ -300,3 +334,12 @@ class NoteWriter:
 
     def value(self) -> bytes:
         return self._out.getvalue()
+
+    def size(self) -> int:
+        return len(self._out)
+
+    def cut(self) -> bytes:
+        """What was written since the last cut."""
+        value = self._out.getvalue()
+        self._out.truncate(0)
+        return value

@@ -3,8 +3,9 @@
 There may be a hundred thousand owners with a hundred keys each, so a value is a row of four native integers, and
 nothing of an owner is an object but the owner. Whoever writes goes from owner to owner, and each look at memory that
 was not looked at lately costs more than a hundred comparisons. So a write touches three places: the table that knows
-where the value of a key stands (`finder`), the owner, and the row (in `space`), which the new value takes over from the
-old one.
+the owner of a client (`finder`), the owner's head (`heads`), and the row (`rows`), which the new value takes over from
+the old one. The owner itself is looked at only when its head says so: when it has a reader, has
+acknowledged something out of turn, or is in order.
 
 Rows therefore stand in no order. Who reads wants the order of sequences: it is made when first asked for, grows with
 what is written while there is a reader, and is forgotten with the first write when there is none. What it names may be
@@ -23,53 +24,116 @@ from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from sluice.queues.block import GONE
-from sluice.queues.space import NOWHERE, ROW, Piece, Space
+from sluice.queues.heads import BASE, BITS_AT, HEAD, NEXT, PIECE_AT, Heads, hash_of
+from sluice.queues.heads import FACTS as HEAD_FACTS
+from sluice.queues.rows import ADDRESS, FACTS, MARK, ROW, find_row, free_row
+from sluice.queues.space import NOWHERE, Piece, Space
 
 if TYPE_CHECKING:
     from sluice.queues.ports import Reader
 
-# A row: sequence, address, mark of the key, and time in seconds << 32 | size << 1 | whether it is a tombstone. One that
-# is free has the sequence 0, and the next free one where the mark was.
-ADDRESS: Final = 1
-MARK: Final = 2
-FACTS: Final = 3
-
-SLOT_BITS: Final = 19  # a slot is a number of so many bits: half a million keys of one owner
-SLOT_MASK: Final = 0x7_FFFF
-FEW: Final = 8  # rows that may be free for nothing
+SLOT_BITS: Final = 20  # a slot is a number of so many bits: half a million keys of one owner, and free rows
+SLOT_MASK: Final = 0xF_FFFF
+FEW: Final = 8  # entries of an order that may be of no use any more
 FEW_BITS: Final = 2  # rows that an owner has room for at least, as a power of two
 NOTHING_DONE: Final[set[int]] = set()  # stands for every empty one; nothing is ever put into it
 
 
 class Owner:
     def __init__(self, client: str, number: i64, first: i64, space: Space) -> None:
-        # What each write touches stands together.
-        self.hash: i64 = hash(
-            client.encode("utf-8", "surrogateescape")
-        )  # of this process: with it the table of all keys knows whose a key is
-        self.next: i64 = first  # the sequence of the next value
+        self.heads: Heads = space.heads
+        self.place: i64 = self.heads.take()  # among all owners
         self.piece: Piece = NOWHERE  # where its rows are,
         self.start: i64 = 0  # and where they begin there
-        self.reader: Reader | None = None
-        self.done: set[int] = NOTHING_DONE  # acknowledged out of turn, above `acked`
+        self._reader: Reader | None = None
+        self._done: set[int] = NOTHING_DONE  # acknowledged out of turn, above `acked`
         self.is_ordered: bool = False
         self.saved: i64 = 0  # the last snapshot that has it
         self.number: i64 = number
-        self.heard_at: i64 = 0  # when it was last written to, in seconds since 1970
-        self.bytes: i64 = 0
+        self.gone_at: i64 = 0  # when the youngest of what is gone was written, in seconds since 1970
         self.live: i64 = 0
         self.tombstones: i64 = 0  # of the living
         self.oldest: i64 = 0  # no value is older than this, in seconds since 1970
-        self.place: i64 = 0  # among all owners: see `finder`
         self.acked: i64 = first - 1  # all up to here is acknowledged, or gone
         self.acked_at: i64 = 0  # when that was, in milliseconds since 1970; 0: never
         self.is_dirty: bool = False  # has acknowledged something since the last frame
         self.client: str = client
         self._space: Space = space
         self._bits: i64 = -1  # there is room for so many rows, as a power of two; -1: for none
-        self._slots: i64 = 0  # rows in use, free ones among them
-        self._free: i64 = -1  # the first free row
+        self._used: i64 = 0  # rows that have a value, or had one
         self._order: vec[i64] = vec[i64]()  # sequences in order, and the slot of each
+        words = self.heads.words
+        words[self.place * HEAD] = hash_of(client.encode("utf-8", "surrogateescape"))
+        words[self.place * HEAD + NEXT] = first
+        words[self.place * HEAD + BASE] = 0
+        self._mind()
+
+    # ---- its head, and what a write looks there
+
+    @property
+    def hash(self) -> i64:
+        """Of its client's name, in this process."""
+        return self.heads.words[self.place * HEAD]
+
+    @property
+    def next(self) -> i64:
+        """The sequence of the next value."""
+        return self.heads.words[self.place * HEAD + NEXT]
+
+    @property
+    def reader(self) -> Reader | None:
+        return self._reader
+
+    @reader.setter
+    def reader(self, reader: Reader | None) -> None:
+        self._reader = reader
+        self._mind()
+
+    @property
+    def done(self) -> set[int]:
+        return self._done
+
+    @done.setter
+    def done(self, done: set[int]) -> None:
+        self._done = done
+        self._mind()
+
+    def _mind(self) -> None:
+        """Let its head say whether a write has to look at more than that."""
+        minds = self._reader is not None or self._done is not NOTHING_DONE or self.is_ordered
+        self.heads.words[self.place * HEAD + HEAD_FACTS] = self.number << 1 | (1 if minds else 0)
+
+    def step_aside(self) -> None:
+        """It is gone, and its place is for another; who still holds on to it sees what it was."""
+        first = self.next
+        name_hash = self.hash
+        self.heads = Heads()
+        self.place = self.heads.take()
+        self.heads.words[0] = name_hash
+        self.heads.words[NEXT] = first
+        self._mind()
+
+    # ---- what nobody counts, because it would be counted with each write
+
+    @property
+    def kept_bytes(self) -> i64:
+        """Of all values that are kept."""
+        size: i64 = 0
+        slot: i64 = 0
+        while slot < self.slots():
+            size += self.size(slot)
+            slot += 1
+        return size
+
+    @property
+    def heard_at(self) -> i64:
+        """When it was last written to, in seconds since 1970."""
+        latest = self.gone_at
+        slot: i64 = 0
+        while slot < self.slots():
+            latest = max(latest, self.time(slot))
+            slot += 1
+        return latest
 
     # ---- one value, by its slot
 
@@ -81,12 +145,6 @@ class Owner:
 
     def mark(self, slot: i64) -> i64:
         return self.piece.rows[self.start + slot * ROW + MARK]
-
-    def touch(self, slot: i64) -> i64:
-        """Look at the first and the last of what a write looks at, here and in the row."""
-        rows = self.piece.rows
-        at = self.start + slot * ROW
-        return self.hash + self.tombstones + rows[at] + rows[at + FACTS]
 
     def size(self, slot: i64) -> i64:
         return (self.facts(slot) >> 1) & 0x7FFF_FFFF
@@ -103,7 +161,11 @@ class Owner:
 
     def slots(self) -> i64:
         """How many rows there are, free ones among them."""
-        return self._slots
+        return 1 << self._bits if self._bits >= 0 else 0
+
+    def find(self, mark: i64) -> i64:
+        """The slot of a key; -1 when there is none."""
+        return find_row(self.piece.rows, self.start, self._bits, mark) if self._bits >= 0 else -1
 
     # ---- in order
 
@@ -164,6 +226,7 @@ class Owner:
             order = append(order, i64(one & SLOT_MASK))
         self._order = order
         self.is_ordered = True
+        self._mind()
 
     def come_last(self, slot: i64) -> None:
         """A value was written. Its place in the order is the last, and nobody but a reader needs one."""
@@ -188,14 +251,16 @@ class Owner:
         self._order = order
 
     def forget_order(self) -> None:
-        self.is_ordered = False
         self._order = vec[i64]()
+        if self.is_ordered:
+            self.is_ordered = False
+            self._mind()
 
     def depth(self) -> int:
         """Values that its owner has still to acknowledge."""
         count = 0
         slot: i64 = 0
-        while slot < self._slots:
+        while slot < self.slots():
             seq = self.seq(slot)
             if seq > self.acked and int(seq) not in self.done:
                 count += 1
@@ -212,41 +277,28 @@ class Owner:
         rows[at] = seq
         rows[at + ADDRESS] = address
         rows[at + FACTS] = seconds << 32 | size << 1 | (1 if tombstone else 0)
-        self.bytes += size - ((facts >> 1) & 0x7FFF_FFFF)
         if tombstone or facts & 1:
             self.tombstones += (1 if tombstone else 0) - (facts & 1)
-        self.next = seq + 1
-        self.heard_at = seconds
+        self.heads.words[self.place * HEAD + NEXT] = seq + 1
         if self.is_ordered:
             self.come_last(slot)
 
     def add(self, seq: i64, address: i64, mark: i64, seconds: i64, size: i64, tombstone: bool) -> i64:
         """The first value of a key; its slot."""
-        slot = self._free
-        facts: i64 = seconds << 32 | size << 1 | (1 if tombstone else 0)
-        if slot >= 0:
-            self._free = self.mark(slot)
-            self._set(slot, seq, address, mark, facts)
-        else:
-            slot = self._append(seq, address, mark, facts)
+        if self._bits < 0 or 8 * (self._used + 1) > 7 << self._bits:
+            self._rehash(bits_for(self.live + 1))
+        slot = free_row(self.piece.rows, self.start, self._bits, mark)
+        if self.address(slot) == 0:
+            self._used += 1
+        self._set(slot, seq, address, mark, seconds << 32 | size << 1 | (1 if tombstone else 0))
         if self.live == 0:
             self.oldest = seconds
         self.live += 1
-        self.bytes += size
         if tombstone:
             self.tombstones += 1
-        self.next = seq + 1
-        self.heard_at = seconds
+        self.heads.words[self.place * HEAD + NEXT] = seq + 1
         if self.is_ordered:
             self.come_last(slot)
-        return slot
-
-    def _append(self, seq: i64, address: i64, mark: i64, facts: i64) -> i64:
-        slot = self._slots
-        if self._bits < 0 or slot >> self._bits:
-            self._move_to(self._bits + 1 if self._bits >= FEW_BITS else FEW_BITS)
-        self._slots = slot + 1
-        self._set(slot, seq, address, mark, facts)
         return slot
 
     def _set(self, slot: i64, seq: i64, address: i64, mark: i64, facts: i64) -> None:
@@ -257,31 +309,40 @@ class Owner:
         rows[at + MARK] = mark
         rows[at + FACTS] = facts
 
-    def _move_to(self, bits: i64) -> None:
-        """Go to a place with another number of rows, and leave out those that are free if it is smaller."""
-        old, was, old_bits = self.piece.rows, self.start, self._bits
-        end = was + self._slots * ROW
-        piece = self.piece
+    def _take_run(self, bits: i64) -> None:
+        """Another run of rows, all of them free. The old one is still there, for who remembers where it was."""
         if bits < 0:
             self.piece, self.start = NOWHERE, 0
         else:
             run = self._space.take(bits)
             self.piece, self.start = run.piece, run.first * ROW
-        rows = self.piece.rows
-        to = self.start
-        at = was
-        while at < end:
-            if old[at] or bits > old_bits:
-                rows[to] = old[at]
-                rows[to + ADDRESS] = old[at + ADDRESS]
-                rows[to + MARK] = old[at + MARK]
-                rows[to + FACTS] = old[at + FACTS]
-                to += ROW
-            at += ROW
-        self._slots = (to - self.start) // ROW
+            rows = self.piece.rows
+            at = self.start
+            end = at + (ROW << bits)
+            while at < end:
+                rows[at] = 0
+                at += 1
         self._bits = bits
-        if old_bits >= 0:
-            self._space.give(piece, was // ROW, old_bits)
+        self._used = 0
+        base: i64 = self.piece.number << PIECE_AT | max(bits, 0) << BITS_AT | self.start
+        self.heads.words[self.place * HEAD + BASE] = base
+
+    def _rehash(self, bits: i64) -> None:
+        """Go to another number of rows, or to as many of which none was used before. All slots are others then."""
+        self.forget_order()
+        piece, old, was, old_bits = self.piece, self.piece.rows, self.start, self._bits
+        self._take_run(bits)
+        if old_bits < 0:
+            return
+        at = was
+        end = was + (ROW << old_bits)
+        while at < end:
+            if old[at]:
+                slot = free_row(self.piece.rows, self.start, bits, old[at + MARK])
+                self._set(slot, old[at], old[at + ADDRESS], old[at + MARK], old[at + FACTS])
+                self._used += 1
+            at += ROW
+        self._space.give(piece, was // ROW, old_bits)
 
     def move(self, slot: i64, address: i64) -> None:
         self.piece.rows[self.start + slot * ROW + ADDRESS] = address
@@ -289,40 +350,20 @@ class Owner:
     def remove(self, slot: i64) -> None:
         """Forget a value."""
         self.live -= 1
-        self.bytes -= self.size(slot)
+        self.gone_at = max(self.gone_at, self.time(slot))
         if self.is_tombstone(slot):
             self.tombstones -= 1
-        self._set(slot, 0, GONE, self._free, 0)
-        self._free = slot
+        self._set(slot, 0, GONE, 0, 0)
 
     def is_sparse(self) -> bool:
         """Whether so many rows are free that the rest should move together: memory goes by what lives."""
-        return self._slots > 2 * self.live + FEW or (self.live == 0 and self._bits >= 0)
+        if self.live == 0:
+            return self._bits >= 0
+        return self._bits > FEW_BITS and self.live < 1 << (self._bits - 2)
 
     def pack(self) -> None:
         """Leave out the free rows. All slots are others now."""
-        bits: i64 = -1
-        if self.live:
-            bits = FEW_BITS
-            while self.live >> bits:
-                bits += 1
-        self._free = -1
-        self.forget_order()
-        if bits < self._bits:
-            self._move_to(bits)
-        elif self._slots > self.live:
-            self._close_gaps()
-
-    def _close_gaps(self) -> None:
-        slot: i64 = 0
-        to: i64 = 0
-        while slot < self._slots:
-            seq = self.seq(slot)
-            if seq:
-                self._set(to, seq, self.address(slot), self.mark(slot), self.facts(slot))
-                to += 1
-            slot += 1
-        self._slots = to
+        self._rehash(bits_for(self.live))
 
     # ---- in a snapshot
 
@@ -332,7 +373,7 @@ class Owner:
         rows = self.piece.rows
         last: i64 = 0
         at = self.start
-        end = at + self._slots * ROW
+        end = at + self.slots() * ROW
         while at < end:
             seq = rows[at]
             if seq:
@@ -353,6 +394,7 @@ class Owner:
         at: i64 = 0
         end: i64 = len(data)
         seq: i64 = 0
+        found = vec[i64]()
         while at < end:
             shift: i64 = 0
             step: i64 = 0
@@ -368,7 +410,12 @@ class Owner:
                 seq -= step >> 1
             else:
                 seq += step >> 1
-            self._append(seq, GONE, 0, 0)
+            found = append(found, seq)
+        self._take_run(bits_for(len(found)))
+        slot: i64 = 0
+        while slot < len(found):
+            self._set(slot, found[slot], GONE, 0, 0)
+            slot += 1
 
     def found(self, slot: i64, address: i64, mark: i64, seconds: i64, size: i64, tombstone: bool) -> None:
         """Where a value stands that a snapshot has named."""
@@ -378,21 +425,34 @@ class Owner:
     def settle(self) -> i64:
         """All rows of the store are read: count what was found; how many were not."""
         self.live = 0
-        self.bytes = 0
         self.tombstones = 0
         self.oldest = 0
+        missing: i64 = 0
         slot: i64 = 0
         size = self.slots()
         while slot < size:
-            if self.address(slot) == GONE:
+            if self.seq(slot) == 0:
+                pass
+            elif self.address(slot) == GONE:
                 self.piece.rows[self.start + slot * ROW] = 0
+                missing += 1
             else:
                 self.live += 1
-                self.bytes += self.size(slot)
                 if self.is_tombstone(slot):
                     self.tombstones += 1
                 if self.oldest == 0 or self.time(slot) < self.oldest:
                     self.oldest = self.time(slot)
             slot += 1
         self.pack()
-        return size - self.live
+        return missing
+
+
+def bits_for(rows: i64) -> i64:
+    """How many rows to have for so many that live, as a power of two: a quarter of them are free, so that looking for a
+    key is short, and it takes a while until there are too few, or too many."""
+    if rows == 0:
+        return -1
+    bits: i64 = FEW_BITS
+    while 8 * rows > 6 << bits:
+        bits += 1
+    return bits

@@ -17,10 +17,13 @@ from mypy_extensions import i64
 
 from sluice.message import TOMBSTONE
 from sluice.queues.finder import Finder
+from sluice.queues.heads import BASE, FACTS, HEAD, NEXT, PIECE_AT, WORD_MASK, Heads
 from sluice.queues.journal import Journal, Note, NoteWriter
 from sluice.queues.keeping import FIRST_OWNER
-from sluice.queues.owner import NOTHING_DONE, SLOT_MASK, Owner
+from sluice.queues.owner import NOTHING_DONE, Owner
 from sluice.queues.ports import Reader
+from sluice.queues.rows import ADDRESS, ROW
+from sluice.queues.rows import FACTS as ROW_FACTS
 from sluice.queues.segments import Segments
 from sluice.queues.space import Space
 from sluice.store.protocol import Record
@@ -39,8 +42,10 @@ class Owners:
     def __init__(self, journal: Journal, segments: Segments) -> None:
         self.journal: Journal = journal
         self.segments: Segments = segments
-        self.finder: Finder = Finder()
         self._space: Space = Space()
+        self.heads: Heads = self._space.heads
+        self.finder: Finder = Finder(self._space)
+        self._nobody: Owner = Owner("", 0, 1, Space())
         self.owners: dict[str, Owner] = {}
         self.by_number: dict[int, Owner] = {}
         self.next_number: i64 = 1
@@ -70,12 +75,11 @@ class Owners:
 
     def find(self, owner: Owner, mark: i64) -> i64:
         """The slot of a key; -1 when there is none."""
-        found = self.finder.find(owner.hash, mark)
-        return found if found < 0 else found & SLOT_MASK
+        return owner.find(mark)
 
     def take(
         self,
-        owner: Owner,
+        place: i64,
         slot: i64,
         seq: i64,
         address: i64,
@@ -83,11 +87,29 @@ class Owners:
         seconds: i64,
         size: i64,
         tombstone: bool,
-    ) -> None:
-        """A value comes, into the place of the one in `slot` if there is one."""
+    ) -> i64:
+        """A value comes for the owner at `place`, where that of the same key stands in `slot` if there is one; the
+        slot where it stands then."""
+        segments = self.segments
+        words = self.heads.words
+        head = place * HEAD
+        if slot >= 0 and not self.saving and not tombstone and not words[head + FACTS] & 1:
+            base = words[head + BASE]
+            rows = self._space.at[base >> PIECE_AT].rows
+            at = (base & WORD_MASK) + slot * ROW
+            facts = rows[at + ROW_FACTS]
+            if not facts & 1:  # nor was it a tombstone: nobody but the row and the head has to know
+                segments.drop(rows[at + ADDRESS], (facts >> 1) & 0x7FFF_FFFF)
+                rows[at] = seq
+                rows[at + ADDRESS] = address
+                rows[at + ROW_FACTS] = seconds << 32 | size << 1
+                words[head + NEXT] = seq + 1
+                self.replaced += 1
+                segments.add_lasting(address, size)
+                return slot
+        owner = self.finder.at[place]
         if owner.saved != self.saving and self.saving:
             self.save(owner)
-        segments = self.segments
         if slot >= 0:
             segments.drop(owner.address(slot), owner.size(slot))
             if owner.reader is not None or owner.done:
@@ -95,9 +117,10 @@ class Owners:
             owner.put(slot, seq, address, seconds, size, tombstone)
             self.replaced += 1
         else:
-            self.finder.add(owner, owner.add(seq, address, mark, seconds, size, tombstone), mark)
+            slot = owner.add(seq, address, mark, seconds, size, tombstone)
             self.values += 1
         segments.add_lasting(address, size)
+        return slot
 
     def drop(self, owner: Owner, slot: i64) -> None:
         """A value is gone, whatever its reader makes of it."""
@@ -106,7 +129,6 @@ class Owners:
         self.segments.drop(owner.address(slot), owner.size(slot))
         if owner.reader is not None or owner.done:
             self._withdraw(owner, owner.seq(slot))
-        self.finder.remove(owner, slot, owner.mark(slot))
         owner.remove(slot)
         self.values -= 1
 
@@ -123,22 +145,7 @@ class Owners:
     def tidy(self, owner: Owner) -> None:
         """Values were dropped: let their room go if it is much. Slots are others after this."""
         if owner.is_sparse():
-            self._leave_table(owner)
             owner.pack()
-            self._enter_table(owner)
-
-    def _leave_table(self, owner: Owner) -> None:
-        slot: i64 = 0
-        while slot < owner.slots():
-            if owner.seq(slot):
-                self.finder.remove(owner, slot, owner.mark(slot))
-            slot += 1
-
-    def _enter_table(self, owner: Owner) -> None:
-        slot: i64 = 0
-        while slot < owner.slots():
-            self.finder.add(owner, slot, owner.mark(slot))
-            slot += 1
 
     def forget_body(self, reader: Reader, seq: i64) -> None:
         message = reader.bodies.pop(int(seq), None) if reader.bodies else None
@@ -255,7 +262,7 @@ class Owners:
             owner.saved = self.saving
             out.text(owner.client)
             out.number(owner.next)
-            out.number(owner.heard_at)
+            out.number(owner.gone_at)
             self.write_state(out, owner)
             out.data(owner.write_sequences())
 
@@ -266,9 +273,9 @@ class Owners:
         for _ in range(note.number()):
             client = note.text()
             next_seq = note.number()
-            heard_at = note.number()
+            gone_at = note.number()
             owner = self.add_owner(client, note.number(), next_seq)
-            owner.heard_at = heard_at
+            owner.gone_at = gone_at
             self.read_state(note, owner)
             owner.read_sequences(note.data(), both_ways)
 
@@ -294,10 +301,10 @@ class Owners:
             self.values += owner.live
             if missing:
                 lost.append(f"of $ECQ/{owner.client} values are missing in the store: {missing}")
-            self._enter_table(owner)
             slot: i64 = 0
             while slot < owner.slots():
-                self.segments.add_lasting(owner.address(slot), owner.size(slot))
+                if owner.seq(slot):
+                    self.segments.add_lasting(owner.address(slot), owner.size(slot))
                 slot += 1
         return lost
 
@@ -311,7 +318,7 @@ class Owners:
         if record.seq >= owner.next:
             mark = mark_in(record)
             self.take(
-                owner,
+                owner.place,
                 self.find(owner, mark),
                 record.seq,
                 record.address,
@@ -334,9 +341,7 @@ class Owners:
         elif what == OWNER_ACKED:
             while note.more():
                 found = self.by_number.get(int(note.number()))
-                owner = (
-                    found if found is not None else Owner("", 0, 1, self._space)
-                )  # its numbers are passed over
+                owner = found if found is not None else self._nobody  # its numbers are passed over
                 self.read_state(note, owner)
                 if owner.tombstones:
                     self.end_tombstones(owner)

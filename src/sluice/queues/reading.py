@@ -158,9 +158,7 @@ def rewrite(engine: Engine, data: bytes, address: i64) -> bool:
     partition = engine.partitions.get(int(record.pid))
     if partition is None or partition.address(record.seq) != address:
         return False
-    moved = engine.journal.add_message(
-        partition, record.flags, record.seq, record.key, record.expires, record.time, record.body, b"", False
-    )
+    moved = engine.journal.copy_message(partition, data)
     partition.move(record.seq, moved)
     engine.segments.drop(address, record.size)
     engine.segments.add(moved, record.size)

@@ -345,7 +345,7 @@ class Runner:
             self._save_timer = self._call_later(SAVE_SECONDS, self._save)
             return
         self._saving = None
-        self._store.snapshot(saving.value(), self._free, self._after_snapshot)
+        self._store.snapshot(saving.pieces(), self._free, self._after_snapshot)
         self.engine.segments.given_back(self._free)
 
     def _after_snapshot(self) -> None:

@@ -9,6 +9,7 @@ copy is made, which is quicker than writing them down.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from mypy_extensions import i64
 
@@ -20,6 +21,8 @@ from sluice.queues.latest import Latest
 from sluice.queues.partition import Partition
 from sluice.queues.queue import Queue
 from sluice.queues.snapshot import write_state
+
+PIECE_BYTES: Final = 1_048_576
 
 
 class Shared:
@@ -42,27 +45,35 @@ def outlines_of(partition: Partition) -> list[Outline]:
 
 
 class Saving:
-    """`save_some` until it says that this is all; then `value`. About `some` values are written each time."""
+    """`save_some` until it says that this is all; then `pieces`. About `some` values are written each time, and what is
+    written is cut off when it is a piece: to put all of it together would take longer than any of its parts."""
 
     def __init__(self, engine: Engine, some: int) -> None:
         self._some: int = some
         self._engine: Engine = engine
         self._state: NoteWriter = write_state(engine)
         self._owners: NoteWriter = NoteWriter(0)
+        self._owners.cut()  # it begins behind what stands in the state
+        self._state_pieces: list[bytes] = []
+        self._owner_pieces: list[bytes] = []
         shared = [Shared(queue) for queue in engine.queues.values() if queue.rules.compacted]
         self._parts: Iterator[None] | None = write_shared(self._state, shared, some)
         engine.exclusive.begin_snapshot(self._owners)
 
     def save_some(self) -> bool:
         """Write some more; whether that is all."""
+        if self._state.size() >= PIECE_BYTES:
+            self._state_pieces.append(self._state.cut())
+        if self._owners.size() >= PIECE_BYTES:
+            self._owner_pieces.append(self._owners.cut())
         if self._parts is not None:
             for _ in self._parts:
                 return False
             self._parts = None
         return self._engine.exclusive.save_some(self._some)
 
-    def value(self) -> bytes:
-        return self._state.value() + self._owners.value()[1:]
+    def pieces(self) -> list[bytes]:
+        return [*self._state_pieces, self._state.cut(), *self._owner_pieces, self._owners.cut()]
 
 
 def write_shared(out: NoteWriter, shared: list[Shared], some: int) -> Iterator[None]:

@@ -12,7 +12,9 @@ from typing import Final
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
-ROW: Final = 4  # words of a row
+from sluice.queues.heads import Heads
+from sluice.queues.rows import ROW
+
 PIECE_BITS: Final = 16  # rows of a piece, as a power of two; one that needs more than a piece has its own
 FIRST_BITS: Final = 10  # of the first piece: most brokers have few owners, or none
 
@@ -20,6 +22,7 @@ FIRST_BITS: Final = 10  # of the first piece: most brokers have few owners, or n
 class Piece:
     def __init__(self, bits: i64) -> None:
         self.bits: i64 = bits
+        self.number: i64 = 0  # among all pieces: see `Space.at`
         words: i64 = ROW << bits
         rows = vec[i64](capacity=words)
         while len(rows) < words:
@@ -66,6 +69,9 @@ NOWHERE: Final = Piece(0)  # the rows of who has none
 
 class Space:
     def __init__(self) -> None:
+        self.heads: Heads = Heads()  # of those whose rows these are
+        self.at: list[Piece] = [NOWHERE]  # pieces by their number
+        self._unused: list[int] = []  # numbers of those that are gone
         self._pieces: list[Piece] = []  # those with room come last
 
     def take(self, bits: i64) -> Run:
@@ -82,6 +88,12 @@ class Space:
             looked += 1
         piece = Piece(max(bits, FIRST_BITS if not self._pieces else PIECE_BITS))
         self._pieces.append(piece)
+        if self._unused:
+            piece.number = self._unused.pop()
+            self.at[piece.number] = piece
+        else:
+            piece.number = len(self.at)
+            self.at.append(piece)
         return Run(piece, piece.take(bits), bits)
 
     def give(self, piece: Piece, first: i64, bits: i64) -> None:
@@ -91,3 +103,6 @@ class Space:
         self._pieces.remove(piece)
         if not piece.is_empty():
             self._pieces.append(piece)
+            return
+        self.at[piece.number] = NOWHERE
+        self._unused.append(int(piece.number))

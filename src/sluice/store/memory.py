@@ -210,7 +210,7 @@ class MemoryStore:
         self._bytes_since_snapshot = 0
         self._sealed_since_snapshot = False
 
-    def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
+    def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
         self._check_open()
         if self._covers < 0:
             self.begin_snapshot()
@@ -218,7 +218,7 @@ class MemoryStore:
         for segment in gone:
             del self._sizes[segment]
         covers, self._covers = self._covers, -1
-        self._ask(_Step(None, True, state, gone, covers, self._segment, done))
+        self._ask(_Step(None, True, b"".join(state), gone, covers, self._segment, done))
 
     def segment_sizes(self) -> dict[int, int]:
         return dict(self._sizes)

@@ -47,7 +47,9 @@ TIME_AT: Final = 32
 ROW_BYTES: Final = 40
 SMALL_BODY: Final = 512
 
-_HEAD: Final = BytesWriter()  # where the header of a record is put together, in the loop's thread
+_HEAD: Final = BytesWriter()  # where a record is put together, in the loop's thread
+_CRC32C: Final = crc32c  # found without a look into the names of this module
+_EXTEND_CRC32C: Final = extend_crc32c
 
 
 class Record:
@@ -94,30 +96,40 @@ def write_record(
     body: bytes,
     rest: bytes = b"",
 ) -> None:
-    """Add one record to the frame that is being made; its body is `body` and behind it `rest`. A large one is copied
-    once, into the frame; a small one is cheaper to copy than to check by itself."""
+    """Add one record to the frame that is being made; its body is `body` and behind it `rest`."""
+    out = begin_record(HEADER_BYTES + len(body) + len(rest), kind, flags, pid, seq, key, expires, time)
+    out.write(body)
+    end_record(frame, rest)
+
+
+def begin_record(
+    size: i64, kind: i64, flags: i64, pid: i64, seq: i64, key: i64, expires: i64, time: i64
+) -> BytesWriter:
+    """The header of a record of `size` bytes. Its body is put behind it, then `end_record` adds it to the frame."""
     head = _HEAD
     head.truncate(0)
-    write_i32_le(head, _signed(HEADER_BYTES + len(body) + len(rest)))
-    head.append(int(kind))
-    head.append(int(flags))
-    head.append(0)
-    head.append(0)
+    write_i64_le(head, flags << 40 | kind << 32 | size)
     write_i32_le(head, _signed(pid))
     write_i64_le(head, seq)
     write_i32_le(head, _signed(key))
     write_i32_le(head, _signed(expires))
     write_i64_le(head, time)
-    head.write(body)
+    return head
+
+
+def end_record(frame: BytesWriter, rest: bytes) -> None:
+    """Behind all that was put there stands `rest`. If it is large it is copied once, into the frame; if it is small it
+    is cheaper to copy than to check by itself."""
+    head = _HEAD
     if len(rest) < SMALL_BODY:
         head.write(rest)
         whole = head.getvalue()
-        crc: int = crc32c(whole)
+        crc: int = _CRC32C(whole)
         write_i32_le(frame, _signed(crc))
         frame.write(whole)
         return
     start = head.getvalue()
-    crc = extend_crc32c(crc32c(start), rest)
+    crc = _EXTEND_CRC32C(_CRC32C(start), rest)
     write_i32_le(frame, _signed(crc))
     frame.write(start)
     frame.write(rest)
@@ -200,10 +212,11 @@ class Store(Protocol):
     def begin_snapshot(self) -> None:
         """The state that `snapshot` will be given covers every frame committed so far, and none that comes between."""
 
-    def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
+    def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
         """Keep `state`, which covers every frame up to `begin_snapshot` (without one, up to now), and then give back
         the segments `free`, in which no message lived any more at that time. In that order: a settled message whose
-        note is gone must not come back."""
+        note is gone must not come back. It comes in pieces, because putting a hundred megabytes together takes longer
+        than the loop should be held up; recovery gets it in one."""
 
     def segment_sizes(self) -> dict[int, int]:
         """Bytes of each segment that is kept, the one being written to last."""

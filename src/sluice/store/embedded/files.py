@@ -223,6 +223,9 @@ class Files:
         os.close(fd)
 
 
+_MOST_PARTS: Final = 512  # of one write: systems take 1,024 at least
+
+
 def write_whole(files: Files, directory: str, name: str, parts: list[bytes]) -> None:
     """Put a file in its place, all of it or nothing: whoever finds `name` finds what was synced before it got that
     name. The name itself is durable after the next `sync_directory`, which is the caller's."""
@@ -230,7 +233,11 @@ def write_whole(files: Files, directory: str, name: str, parts: list[bytes]) -> 
     files.unlink(temporary)
     fd = files.create(temporary)
     try:
-        files.write(fd, parts, 0)
+        at = 0
+        for first in range(0, len(parts), _MOST_PARTS):
+            some = parts[first : first + _MOST_PARTS]
+            files.write(fd, some, at)
+            at += sum(len(part) for part in some)
         files.sync(fd)
     finally:
         files.close(fd)

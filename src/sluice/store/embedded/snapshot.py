@@ -40,9 +40,9 @@ class Snapshot:
 
 
 def write_snapshot(
-    files: Files, directory: str, lsn: i64, segment: i64, offset: i64, kept: list[int], state: bytes
+    files: Files, directory: str, lsn: i64, segment: i64, offset: i64, kept: list[int], state: list[bytes]
 ) -> str:
-    """Keep a snapshot; on return it is durable, under the name returned."""
+    """Keep a snapshot, whose state comes in pieces; on return it is durable, under the name returned."""
     head = BytesWriter()
     write_i64_le(head, lsn)
     write_i64_le(head, segment)
@@ -51,11 +51,13 @@ def write_snapshot(
     for number in kept:
         write_i64_le(head, number)
     known = head.getvalue()
-    crc: int = crc32c_extend(crc32c(known), state)
+    crc: int = crc32c(known)
+    for piece in state:
+        crc = crc32c_extend(crc, piece)
     mark = BytesWriter()
     write_i32_le(mark, i32(crc if crc < 0x8000_0000 else crc - 0x1_0000_0000))
     name = snapshot_name(int(lsn))
-    write_whole(files, directory, name, [_MAGIC + mark.getvalue() + known, state])
+    write_whole(files, directory, name, [_MAGIC + mark.getvalue() + known, *state])
     files.sync_directory(directory)
     return name
 

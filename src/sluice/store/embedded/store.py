@@ -178,7 +178,7 @@ class EmbeddedStore:
         writer.put(self._begun)
         return self._begun
 
-    def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
+    def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
         """The segment that is being written to is never given back, nor one that is not there."""
         writer = self._writer
         if writer is None:

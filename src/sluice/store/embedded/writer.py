@@ -62,7 +62,9 @@ class BeginJob(Job):
 
 
 class SnapshotJob(Job):
-    def __init__(self, begun: BeginJob, state: bytes, free: list[int], done: Callable[[], None]) -> None:
+    def __init__(
+        self, begun: BeginJob, state: list[bytes], free: list[int], done: Callable[[], None]
+    ) -> None:
         self.begun = begun
         self.state = state
         self.free = free

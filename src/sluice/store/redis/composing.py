@@ -93,11 +93,11 @@ class Composer:
         steps.keys[again(base)] = None
         return steps
 
-    def write_snapshot(self, state: bytes, free: list[int], covered: int, segment: int) -> Plan:
+    def write_snapshot(self, state: list[bytes], free: list[int], covered: int, segment: int) -> Plan:
         """The snapshot, and then what it makes superfluous."""
         keys = self._keys
         plan = Plan()
-        plan.log.command("HSET", keys.snapshot, "covered", covered, "state", state)
+        plan.log.command("HSET", keys.snapshot, "covered", covered, "state", b"".join(state))
         plan.log.command("HSET", keys.log, "segment", segment)
         for number in free:
             plan.log.command("ZREM", keys.segments, number)

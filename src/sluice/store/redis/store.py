@@ -223,7 +223,7 @@ class RedisStore:
         self._sealed_since_snapshot = False
         self._snapshots_under_way += 1
 
-    def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
+    def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
         writer = self._open_writer()
         if self._covers < 0:
             self.begin_snapshot()
