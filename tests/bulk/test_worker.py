@@ -16,7 +16,7 @@ from librt.strings import BytesWriter
 
 from sluice.bulk import words
 from sluice.bulk.worker import serve
-from sluice.message import Message, encode_start
+from sluice.message import Message, write_start
 from sluice.store.embedded.layout import log_name
 from sluice.store.protocol import MESSAGE, write_record
 
@@ -35,11 +35,13 @@ class Hand:
         self._answers = self.line.makefile("rb")
         self.places: dict[int, list[Place]] = {number: [] for number in PIDS}
         log = BytesWriter()
+        start = BytesWriter()
+        write_start(start, Message(b""))
         for seq in range(rows):
             for number, pid in PIDS.items():
                 at = len(log)
-                start = encode_start(Message(b""))
-                write_record(log, MESSAGE, 0, pid, seq, 0, 0, 0, start, b"%d-%d" % (number, seq))
+                payload = b"%d-%d" % (number, seq)
+                write_record(log, MESSAGE, 0, pid, seq, 0, 0, 0, start.getvalue(), payload)
                 self.places[number].append((seq, 1 << 32 | at, len(log) - at))
         (folder / log_name(1)).write_bytes(log.getvalue())
         self._thread = threading.Thread(target=serve, args=([line.detach(), way.detach()],))
