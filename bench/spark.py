@@ -127,7 +127,7 @@ class Stopwatch:
         self._roots = [os.getpid(), broker]
 
     def read(self, frame: DataFrame) -> tuple[float, float, Counter[str]]:
-        began, before = time.perf_counter(), cpu_seconds(self._roots)
+        before, began = cpu_seconds(self._roots), time.perf_counter()
         frame.write.format("noop").mode("overwrite").save()
         took, spent = time.perf_counter() - began, cpu_seconds(self._roots)
         spent.subtract(before)
