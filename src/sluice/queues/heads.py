@@ -4,7 +4,7 @@ The owner itself is an object of four lines of the cache somewhere in memory, to
 go to one of a hundred thousand each time, and what they need of it fits into half a line. Here that is three megabytes
 for all of them, most of it in some cache.
 
-    hash    of the client's name, secret to this process: with it the table of all keys knows whose a key is
+    hash    of the client's name, secret to this process: by it the head of an owner is found (`finder`)
     next    the sequence of the next value
     base    where the owner's rows are: the number of a piece (`space`) << 40 | how many there are, as a power of two
             << 32 | the word of the piece where they begin

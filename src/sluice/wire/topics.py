@@ -68,22 +68,22 @@ def check_name(data: bytes, start: i64, end: i64) -> None:
     while at < end:
         byte: i64 = data[at]
         if byte == 0x2B or byte == 0x23:
-            raise InvalidTopic(
-                "the topic name contains a wildcard",
-                "Publish to a name without + and #; only filters have wildcards",
-            )
+            raise _wildcard()
         if byte == 0:
             raise MalformedPacket("a string contains the character U+0000")
         if byte >= 0x80:
             tail = data[at:end]
             _check_wide(tail)
             if b"+" in tail or b"#" in tail:
-                raise InvalidTopic(
-                    "the topic name contains a wildcard",
-                    "Publish to a name without + and #; only filters have wildcards",
-                )
+                raise _wildcard()
             return
         at += 1
+
+
+def _wildcard() -> InvalidTopic:
+    return InvalidTopic(
+        "the topic name contains a wildcard", "Publish to a name without + and #; only filters have wildcards"
+    )
 
 
 def _is_plain(word: i64) -> bool:
