@@ -73,6 +73,7 @@ class Ledger:
         self.first_open: dict[
             str, int
         ] = {}  # by key: the lowest number that is confirmed and not acked, or lower
+        self.listening = False  # the lasting session is subscribed: it is owed every plain message from now on
         self.plain_confirmed: set[str] = set()
         self.plain_received: set[str] = set()
         self.redelivered = 0
@@ -140,7 +141,7 @@ class Publisher:
             await confirm
             self._ledger.confirmed.add(name)
             self._unconfirmed.remove(name)
-            if fresh and turn % 10 == 0:
+            if fresh and turn % 10 == 0 and self._ledger.listening:
                 await self._publish_plain(client)
 
     def _publish(self, client: Client, name: str) -> Confirm:
@@ -189,6 +190,7 @@ def token_of(message: Message) -> str:
 async def sleep_and_listen(client: Client, ledger: Ledger) -> None:
     """The lasting session: it gets what was published while it was away."""
     await client.subscribe("plain/#", qos=2)
+    ledger.listening = True
     async for message in client.messages():
         ledger.plain_received.add(message.payload.decode())
 
