@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Annotated
+from typing import Annotated, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
 from sluice.notation import parse_duration, show_duration
@@ -50,6 +50,17 @@ class Section(BaseModel):
     """A table of a configuration: every key is known, and nothing changes once it is read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _yes_is_not_one(cls, value: object, info: ValidationInfo) -> object:
+        """`"8"` is a number (an environment has only text), `true` is none, though Python would count with it."""
+        if isinstance(value, bool) and info.field_name is not None:
+            field = cls.model_fields[info.field_name]
+            kinds = {field.annotation, *get_args(field.annotation)}
+            if kinds & {int, float} and not any(isinstance(one, BeforeValidator) for one in field.metadata):
+                raise ValueError("must be a number")  # a duration refuses it in words of its own
+        return value
 
 
 def rule_of(error: ErrorDetails, metadata: list[object]) -> str:

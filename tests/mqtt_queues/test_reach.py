@@ -303,6 +303,7 @@ def test_a_queue_that_is_there_is_not_made_again(house: QueueHouse) -> None:
         (b'{"name": "a//b"}', "none of them empty"),
         (b'{"name": "a", "partitons": 3}', "partitons is not a key"),
         (b'{"name": "a", "partitions": 0}', "partitions must be from 1 to 4096"),
+        (b'{"name": "a", "partitions": true}', "partitions must be a number, from 1 to 4096"),
         (b'{"name": "a", "limits": {"message_ttl": 5}}', "limits.message_ttl"),
         (b'{"name": "a", "limits": {"overflow": "burn"}}', "limits.overflow"),
         (b'{"name": "a", "bindings": ["a/#/b"]}', "bindings"),
