@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -108,5 +109,48 @@ async def test_an_ack_by_ids_that_comes_when_the_owner_of_its_queue_has_gone_cou
                 await worker.subscribe("end", qos=1)
                 await worker.publish("end", qos=1)
                 assert (await anext(messages)).topic == "end"
+    await leaving
+    nodes.start("two")
+
+
+@pytest.mark.parametrize("way", ["killed", "stopped"])
+async def test_every_word_that_comes_when_the_owner_of_its_queue_has_gone_counts_at_the_next_one(
+    nodes: Nodes, way: str
+) -> None:
+    await until(lambda: nodes.owners("one").count("two") == CELLS // 3)
+    owners = nodes.owners("one")
+    me = next(f"v-{n}" for n in range(999) if owners[cell_of(f"v-{n}", CELLS)] == "one")
+    queue = next(f"{way}:{n}" for n in range(999) if owners[cell_of_queue(f"{way}:{n}", CELLS)] == "two")
+    names = ["failed", "bad", "unused", "long"]
+    async with Client(port=nodes.port("one"), client_id=me) as worker, asyncio.timeout(60):
+        await worker.publisher(queue).send_many(Draft(name, id=name) for name in names)
+        await worker.subscribe(f"$queue/{queue}", qos=1)
+        messages = worker.messages()
+        for _ in names:
+            await anext(messages)
+        leaving = asyncio.create_task(
+            asyncio.to_thread(
+                nodes.by_name.pop("two").stop if way == "stopped" else partial(nodes.kill, "two")
+            )
+        )
+        if way == "stopped":
+            await until(lambda: "two" not in nodes.owners("one"))
+        else:
+            await leaving
+        words = [
+            ("$nack", b"", [("message-id", "failed"), ("delay", "1h")]),
+            ("$reject/bad", b"", [("description", "no good")]),
+            ("$release", b'["unused"]', []),
+            ("$extend", b"long", []),
+        ]
+        said = [
+            worker.publish(f"$queue/{queue}/{word}", load, qos=1, user=user) for word, load, user in words
+        ]
+        assert [answer.reason for answer in await asyncio.gather(*said)] == [0] * len(words)
+        user = [("message-id", "long"), ("consumer-group", "v")]
+        assert (await worker.publish(f"$queue/{queue}/$ack", b"", qos=1, user=user)).reason == 0
+        await until(
+            lambda: nodes.ledger("three", queue) == {"acked": 1, "dead": 1, "retrying": 1, "delivered": 1}
+        )
     await leaving
     nodes.start("two")
