@@ -150,8 +150,9 @@ class Net:
         await self.nodes[self.owners[cell] or ""].close(cell)
         await self.nodes[to].open(cell)
 
-    def kill(self, name: str) -> list[int]:
-        """A node vanishes; the cells that nobody has now."""
+    def kill(self, name: str, kept: bool = False) -> list[int]:
+        """A node vanishes; the cells that nobody has now. `kept`: its stores have all that they were given, and nobody
+        has heard so."""
         node = self.nodes.pop(name)
         for near, far, line in self._lines:
             if name in (near, far):
@@ -161,7 +162,8 @@ class Net:
         for number in cells:
             self.owners[number] = None
             cell = node.node.local[number]
-            self.stores[number] = self.stores[number].crash()
+            store = self.stores[number]
+            self.stores[number] = store.crash(store.unsynced() if kept else 0)
             node.node.closed(number)
             cell.lose()
             cell.broker.close()

@@ -65,6 +65,15 @@ class Nodes:
         found: dict[str, Any] = answer.json()
         return found
 
+    def ledger(self, name: str, queue: str) -> dict[str, int]:
+        """What has become of the messages of a queue in its first group: what is not nothing."""
+        address = self.by_name[name].address("http")
+        path = f"http://{address}/api/v1/queues/{queue.replace('/', '$')}/groups"
+        answer = httpx.get(path, timeout=10, trust_env=False)
+        groups = answer.json() if answer.status_code == 200 else []
+        account = groups[0]["ledger"] if groups else {}
+        return {what: count for what, count in account.items() if count and what != "enqueued"}
+
     def kill(self, name: str) -> None:
         self.by_name.pop(name).kill()
 

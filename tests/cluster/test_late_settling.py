@@ -11,6 +11,7 @@ import pytest
 from sluice.client import Client, PublishRefused
 from sluice.client.message import Message
 from sluice.cluster.legs import SessionLegs
+from sluice.queues.ledger import ledger, verify
 from tests.cluster.kit import until
 from tests.cluster.nodes import Net, client_in, queue_in, two_nodes
 
@@ -93,6 +94,85 @@ async def test_what_is_acked_while_a_queue_has_no_owner_is_never_given_again(
         await is_given_nothing_but(net, worker, name, b"next")
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("verb", ["$nack", "$reject", "$release", "$extend"])
+@pytest.mark.parametrize("how", ["killed", "handed over"])
+async def test_every_word_that_is_said_while_a_queue_has_no_owner_counts(
+    how: str, verb: str, form: str
+) -> None:
+    name = queue_in(1)
+    told = {"$nack": [("delay", "1h")], "$reject": [("reason", "unacceptable")]}.get(verb, [])
+    async with two_nodes() as net, net.nodes["a"].client(client_in(0)) as worker:
+        await hand_out(net, worker, name)
+        await lose(net, how)
+        saying = [
+            asyncio.create_task(
+                worker.publish(
+                    f"$queue/{name}/{verb}{level}",
+                    payload,
+                    qos=1,
+                    user=[*told, *(("message-id", one) for one in ids)],
+                )
+            )
+            for level, payload, ids in FORMS[form]
+        ]
+        await is_heard(net, worker, len(saying))
+        await net.nodes["a"].open(1)
+        assert [(await one).reason for one in saying] == [0] * len(saying)
+        engine = net.nodes["a"].engine(1)
+        account = ledger(engine.queues[name], engine.queues[name].groups["g"])
+        assert verify(engine) == []
+        if verb == "$release":
+            again = [await next_message(worker) for _ in OWN]
+            assert [said(one)["attempt"] for one in again] == ["1"] * len(OWN)
+            return
+        await is_given_nothing_but(net, worker, name, b"next")
+        if verb == "$nack":
+            assert account.retrying == engine.queues[name].groups["g"].nacked == len(OWN)
+        elif verb == "$reject":
+            assert account.dead == engine.queues[f"dlq/{name}"].depth == len(OWN)
+        else:
+            assert account.delivered == len(OWN)
+            ids = [("message-id", own) for own in OWN]
+            assert (await worker.publish(f"$queue/{name}/$ack", b"", qos=1, user=ids)).reason == 0
+            assert engine.queues[name].depth == 1, "what was published last"
+
+
+async def test_a_packet_that_is_answered_with_a_failure_counts_as_one_after_a_move() -> None:
+    name = queue_in(1)
+    async with two_nodes() as net, net.nodes["a"].client(client_in(0), manual_ack=True) as worker:
+        messages = await hand_out(net, worker, name, **{"ack-mode": "puback"})
+        await lose(net, "handed over")
+        for message in messages:
+            await message.ack(0x80)
+        await is_heard(net, worker, len(OWN))
+        await net.nodes["a"].open(1)
+        group = net.nodes["a"].engine(1).queues[name].groups["g"]
+        await until(lambda: group.nacked == len(OWN))
+
+
+async def test_a_word_that_was_heard_and_not_answered_is_not_counted_again() -> None:
+    name = queue_in(1)
+    async with two_nodes() as net, net.nodes["a"].client(client_in(0)) as worker:
+        await hand_out(net, worker, name)
+        engine, store = net.nodes["b"].engine(1), net.stores[1]
+        store.hold()
+        failing = asyncio.create_task(
+            worker.publish(
+                f"$queue/{name}/$nack",
+                b"",
+                qos=1,
+                user=[*(("message-id", own) for own in OWN), ("delay", "1h")],
+            )
+        )
+        await until(lambda: engine.queues[name].groups["g"].nacked == len(OWN) and store.unsynced() > 0)
+        net.kill("b", kept=True)
+        await net.nodes["a"].open(1)
+        assert (await failing).reason == 0
+        cursors = net.nodes["a"].engine(1).queues[name].groups["g"].cursors
+        assert [lease.failures for cursor in cursors for lease in cursor.leases.values()] == [1] * len(OWN)
+
+
 async def test_of_a_batch_all_that_can_be_settled_is_and_the_rest_is_told() -> None:
     name = queue_in(1)
     async with two_nodes() as net, net.nodes["a"].client(client_in(0)) as worker:
@@ -154,7 +234,5 @@ async def test_the_answer_to_a_packet_is_no_ack_of_what_its_client_has_failed_by
         await message.ack()
         await net.nodes["a"].open(1)
         await failing
-        again = await next_message(worker)
-        assert net.nodes["a"].engine(1).queues[name].depth == 1
-        await again.ack()
-        await until(lambda: net.nodes["a"].engine(1).queues[name].depth == 0)
+        queue = net.nodes["a"].engine(1).queues[name]
+        assert queue.depth == 1 and queue.groups["g"].nacked == 1

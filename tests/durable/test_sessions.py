@@ -278,6 +278,19 @@ def test_an_incoming_id_that_was_released_is_free_after_a_restart(house: QueueHo
     assert payloads(back(house).messages()) == [b"0", b"1", b"2"]
 
 
+def test_an_incoming_id_whose_release_was_lost_with_the_power_is_free_for_another_message(
+    house: QueueHouse,
+) -> None:
+    maker = house.connect_lasting("maker")
+    asleep(house)
+    maker.publish_fully("news/1", b"first", 2)
+    house.crash()
+    maker = back(house, "maker")
+    maker.publish("news/1", b"second", 2, packet_id=1)
+    maker.publish("news/1", b"second", 2, packet_id=1, dup=True)
+    assert payloads(back(house).messages()) == [b"first", b"second"]
+
+
 def test_an_outgoing_message_of_quality_2_is_said_again_under_its_own_id(house: QueueHouse, end: str) -> None:
     client = house.connect_lasting("sleeper")
     client.subscribe("news/#", qos=2)

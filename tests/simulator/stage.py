@@ -32,6 +32,7 @@ class Stage:
         self.by_tag: dict[int, Sent] = {}
         self.ids: dict[tuple[str, bytes], Sent] = {}  # ids that were used, by queue
         self.hands: list[Hand] = []
+        self.earlier: list[tuple[Held, Sent]] = []  # what somebody had in an earlier life
         self.old: list[Held] = []  # what somebody once had, and may try to settle late
         self.acked_now: set[tuple[int, int, int]] = set()
         self.buried_now: set[tuple[str, str, str, str]] = set()  # queue, partition, sequence, group

@@ -14,6 +14,7 @@ from sluice.message import Message, decode_headers
 from sluice.queues import dead_letters
 from sluice.queues.delivery import LEASED
 from sluice.queues.group import Group
+from sluice.queues.names import message_id
 from sluice.queues.queue import Queue
 from sluice.queues.rules import ANY_ORDER, DROP_OLDEST, PER_KEY, STRICT
 from tests.queues.kit import rules_of
@@ -114,6 +115,49 @@ class World(Judge):
         held = self.chance.choice(self.old)
         current = next((hand for hand in self.hands if hand.holds.get(held.number) is held), None)
         self._settle(held, current, late=current is None)
+
+    def settle_earlier(self) -> None:
+        """The same, and the server has died since: it finds the message by its place, if nobody has it."""
+        if not self.earlier:
+            return
+        held, sent = self.earlier.pop(self.chance.randrange(len(self.earlier)))
+        queue = self.engine.queues.get(held.queue_name)
+        group = queue.groups.get(held.group_name) if queue is not None else None
+        gid, pid, seq = number = held.number
+        if group is None or int(group.gid) != gid or self.places.get(pid, {}).get(seq) is not sent:
+            return
+        what = self.chance.choice(("ack", "nack", "reject", "extend", "release"))
+        self._say(f"{held.client} {what} {number} of an earlier life")
+        name = message_id(pid, seq)
+        if what == "ack":
+            lease = None
+            counted = self.engine.finish_late(group, name, held.token)
+        else:
+            lease = self.engine.retake(group, name, held.token, held.client)
+            counted = lease is not None
+        if counted and number in self.oracle.in_hands:
+            raise Violation(f"{number} is in other hands, and an old token settles it")
+        self._count(f"earlier {what}" if counted else f"earlier {what} refused")
+        if lease is None:
+            if counted:
+                self.acked_now.add(number)
+            return
+        was_leased = lease.state == LEASED
+        try:
+            if what == "nack":
+                self.engine.nack(lease, self.chance.choice((-1.0, 0.0, 3.0)), "no luck")
+                if was_leased:
+                    self.oracle.failed(number)
+            elif what == "reject":
+                self.engine.bury(lease, "rejected", "no good")
+            elif what == "extend":
+                self.engine.extend(lease)
+                self.earlier.append((held, sent))
+            else:
+                self.engine.release(lease)
+        except StaleDelivery:
+            if was_leased:
+                raise
 
     def _settle(self, held: Held, hand: Hand | None, late: bool) -> None:
         queue = self.engine.queues.get(held.queue_name)
@@ -436,6 +480,12 @@ class World(Judge):
 
     def _start_again(self) -> None:
         self.loop.forget_all()
+        self.earlier += [
+            (held, self.places[held.number[1]][held.number[2]])
+            for held in self.old
+            if held.number[2] in self.places.get(held.number[1], {})
+        ]
+        del self.earlier[:-100]
         self.hands = []
         self.old = []
         self.by_tag = {}
@@ -473,6 +523,7 @@ ACTIONS: Final = {
     "publish": 40,
     "settle": 40,
     "settle_late": 6,
+    "settle_earlier": 3,
     "join": 6,
     "leave": 2,
     "pause": 2,

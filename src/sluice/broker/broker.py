@@ -120,6 +120,8 @@ class Broker:
     ) -> None:
         """Tell every client that the server goes away, and call back when the last one has left."""
         self.stopping = True
+        if self.router.door is not None:
+            self.router.door.engine.closing = True
         self._when_empty = when_empty
         self.turn.begin()
         if not self.connections:

@@ -74,6 +74,22 @@ class Keeper:
         """An incoming QoS 2 message of a lasting session, and its release."""
         self._keeping.note_received(session.sid, packet_id, released, self._now())
 
+    # ---- exactly once between cells
+
+    def new_mark(self) -> int:
+        return self._keeping.once.new_mark()
+
+    def pass_on(self, session: Session, packet_id: int, mark: int, then: Publisher) -> None:
+        """An incoming QoS 2 message of a lasting session is to go to other cells: when that is written down."""
+        self._keeping.note_passed(session.sid, packet_id, mark, self._now())
+        self.answer_when_kept(then, 0)
+
+    def has_taken(self, cell: int, session: int, key: int) -> bool:
+        return self._keeping.once.has(cell, session, key)
+
+    def note_taken(self, cell: int, session: int, lowest: int, keys: list[int]) -> None:
+        self._keeping.once.note_taken(cell, session, lowest, keys, self._now())
+
     # ---- what waits for sessions
 
     def post(self, message: Publish, deliveries: list[Delivery]) -> None:
@@ -128,7 +144,7 @@ class Keeper:
                 by_sid[session.sid] = session
             elif kept.pid == MAIL:
                 self._restore_mail(kept, by_sid)
-        for sid in [*self._keeping.received, *self._keeping.sent]:
+        for sid in [*self._keeping.received, *self._keeping.sent, *self._keeping.once.passed]:
             if sid not in by_sid:
                 self._keeping.forget_session(sid)
         for sid, session in by_sid.items():
@@ -163,6 +179,9 @@ class Keeper:
         received = self._keeping.received.get(session.sid)
         if received:
             session.restore_received(received)
+        passed = self._keeping.once.passed.get(session.sid)
+        if passed:
+            session.passed = dict(sorted(passed.items(), key=_by_mark))
         registry.restore(session)
         return session
 
@@ -199,6 +218,10 @@ class Keeper:
                 session.restore_sent(delivery, packet_id)
             else:
                 session.restore_waiting(delivery)
+
+
+def _by_mark(passed: tuple[int, int]) -> int:
+    return passed[1]
 
 
 def sent_as(sent: dict[int, int] | None, mail: int) -> int:

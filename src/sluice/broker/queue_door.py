@@ -409,9 +409,10 @@ class QueueDoor:
         group, client = self._group_of(queue, wishes.group, session)
         token = read_token(wishes.token) if wishes.token else 0
         if more is None or len(more) == 1:
-            self._settle_one(known.verb, group, name, token, client, wishes.token.partition(b".")[2])
+            place = wishes.token.partition(b".")[2]
+            self._settle_one(known.verb, group, name, token, client, place, session.client_id)
         else:
-            self._settle_many(known.verb, group, more, token, client)
+            self._settle_many(known.verb, group, more, token, client, session.client_id)
         if packet.qos > 0:
             self.engine.journal.add_receipt(session, session.tag(packet))
             session.answer_later(packet)
@@ -428,42 +429,53 @@ class QueueDoor:
         return group, ""
 
     def _settle_one(
-        self, verb: i64, group: Group, name: bytes, token: i64, client: str, place: bytes = b""
+        self, verb: i64, group: Group, name: bytes, token: i64, client: str, place: bytes, speaker: str
     ) -> None:
+        """`place` is where the message lies, if the token tells it; `speaker` is the client, whatever it acts for."""
         engine = self.engine
+        delay = -1.0
+        reason = ""
+        if verb == NACK and self._wishes.delay:
+            delay = read_delay("delay", self._wishes.delay)
+        elif verb == REJECT:
+            reason = self._read_reason()
         try:
             lease = engine.lease_of(group, name, token, client)
         except (UnknownDelivery, StaleDelivery):
             if verb == ACK and engine.finish_late(group, place or name, token):
                 return
-            raise
+            again = engine.retake(group, place or name, token, speaker) if verb != ACK else None
+            if again is None:
+                raise
+            lease = again
         if verb == ACK:
             engine.ack(lease)
         elif verb == NACK:
-            delay = read_delay("delay", self._wishes.delay) if self._wishes.delay else -1.0
             engine.nack(lease, delay, self._wishes.description.decode())
         elif verb == REJECT:
-            self._reject(lease)
+            engine.bury(lease, reason, self._wishes.description.decode())
         elif verb == EXTEND:
             engine.extend(lease)
         else:
             engine.release(lease)
 
-    def _reject(self, lease: Lease) -> None:
+    def _read_reason(self) -> str:
         reason = self._wishes.reason.decode() or "rejected"
         if reason == "delivery-error":
-            reason = "rejected"
-        elif reason not in ("rejected", "unacceptable"):
+            return "rejected"
+        if reason not in ("rejected", "unacceptable"):
             raise InvalidQueueConfig(f"reason is {reason!r}", "Use delivery-error or unacceptable")
-        self.engine.bury(lease, reason, self._wishes.description.decode())
+        return reason
 
-    def _settle_many(self, verb: i64, group: Group, ids: list[bytes], token: i64, client: str) -> None:
+    def _settle_many(
+        self, verb: i64, group: Group, ids: list[bytes], token: i64, client: str, speaker: str
+    ) -> None:
         """A batch: all that can be settled is; the answer tells of the rest."""
         first: QueueError | None = None
         failed = 0
         for name in ids:
             try:
-                self._settle_one(verb, group, name, token, client)
+                self._settle_one(verb, group, name, token, client, b"", speaker)
             except QueueError as error:
                 failed += 1
                 first = first or error

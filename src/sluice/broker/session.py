@@ -71,6 +71,10 @@ class Session(Publisher):
         self.held_bytes: i64 = 0  # of all deliveries, in flight and waiting
         self.dropped: i64 = 0
         self._unreleased: set[int] | None = None  # incoming QoS 2 between PUBREC and PUBREL
+        self._restored: set[int] | None = None  # those of them that are from before a restart
+        self.passed: dict[int, int] | None = (
+            None  # on their way to other cells: marks by packet id, lowest first
+        )
         self._unstored: set[int] | None = None  # those of them that the store has not answered for
         self._unanswered: i64 = 0  # incoming QoS 1 and 2 of this connection that wait for the store
         self._epoch: i64 = 0  # counts connections: see `tag`
@@ -226,6 +230,10 @@ class Session(Publisher):
         if unreleased is None:
             unreleased = self._unreleased = set()
         packet_id = int(packet.packet_id)
+        if self._restored and packet_id in self._restored:
+            self._restored.discard(packet_id)
+            if not packet.dup:
+                unreleased.discard(packet_id)  # its release was lost with the server: this is another message
         if packet_id in unreleased:
             if self._unstored is None or packet_id not in self._unstored:
                 connection.acknowledge(PUBREC, packet.packet_id, 0, "")
@@ -245,6 +253,7 @@ class Session(Publisher):
         """Answer a publish that was not taken. 3.1.1 has no words for it: no acknowledgement, and the line is cut."""
         if packet.qos == 2 and reason >= 0x80 and self._unreleased is not None:
             self._unreleased.discard(int(packet.packet_id))
+            self.end_pass(int(packet.packet_id))
             if self.sid:
                 self.router.note_received(self, int(packet.packet_id), True)
         if self.version != V5:
@@ -358,12 +367,31 @@ class Session(Publisher):
         if packet.qos == 2 and self.sid:
             self.router.note_received(self, int(packet.packet_id), True)
 
+    def mark_of(self, packet: Publish) -> int:
+        """Under which mark a QoS 2 message was passed on before, if its client says it again; 0: it was not."""
+        return self.passed.get(int(packet.packet_id), 0) if self.passed is not None and packet.dup else 0
+
+    def begin_pass(self, packet: Publish, mark: int) -> int:
+        """It goes to other cells under this mark; the lowest that is open."""
+        if self.passed is None:
+            self.passed = {}
+        packet_id = int(packet.packet_id)
+        if self.passed.get(packet_id, 0) != mark:
+            self.passed.pop(packet_id, None)
+            self.passed[packet_id] = mark
+        return next(iter(self.passed.values()))
+
+    def end_pass(self, packet_id: int) -> bool:
+        """It is answered for, or its client has given it up; whether it was on its way."""
+        return self.passed is not None and self.passed.pop(packet_id, 0) != 0
+
     def answer_far(self, packet: Publish, settles: bool, epoch: i64, reason: i64, why: str) -> None:
         """What this client published was not answered for when it came, but later: by another cell, or by a door that
         gathers."""
         if reason == 0 or (self.version != V5 and (settles or reason < 0x80)):
             if packet.qos == 2 and self.sid and self._unreleased is not None:
                 self.router.note_received(self, int(packet.packet_id), False)
+                self.end_pass(int(packet.packet_id))
             self.stored(packet.packet_id | (packet.qos << 16) | (epoch << 20))
             return
         here = epoch == self._epoch
@@ -496,8 +524,12 @@ class Session(Publisher):
         key = int(packet.packet_id)
         if packet.kind == PUBREL:
             known = self._unreleased is not None and key in self._unreleased
-            if known and self._unreleased is not None:
-                self._unreleased.discard(key)
+            known = (
+                self.end_pass(key) or known
+            )  # what its receivers have, and a node died before it was noted
+            if known:
+                if self._unreleased is not None:
+                    self._unreleased.discard(key)
                 if self.sid:
                     self.router.note_received(self, key, True)
             connection.acknowledge(PUBCOMP, packet.packet_id, 0 if known else PACKET_IDENTIFIER_NOT_FOUND, "")
@@ -622,6 +654,7 @@ class Session(Publisher):
     def restore_received(self, packet_ids: set[int]) -> None:
         """After a restart: QoS 2 messages that have come in and are not released."""
         self._unreleased = set(packet_ids)
+        self._restored = set(packet_ids)
 
     def take_back(self) -> list[Delivery]:
         """All deliveries of a session that ends, so that shared ones can go to another member."""
@@ -637,4 +670,5 @@ class Session(Publisher):
         self._unsaid = None
         self.held_bytes = 0
         self._unreleased = None
+        self.passed = None
         return given

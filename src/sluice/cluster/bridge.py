@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from sluice.cluster import frames
 from sluice.cluster.frames import Frames, Goal, frame
 from sluice.cluster.lines import LineTransport
-from sluice.cluster.spread import Lookup, Spread
+from sluice.cluster.spread import Lookup, Origin, Spread
 from sluice.cluster.taken import Memory, key_of
 from sluice.wire.packets import Publish
 
@@ -159,7 +159,13 @@ class Bridge:
             self._publishes[number] = (goals, spread)
             spread.wait()
         body = struct.pack(">IQ", number, mark) + frames.write_goals(goals)
-        self._say(frames.PUBLISH, body + frames.write_message(message, self._node.now()))
+        body += frames.write_message(message, self._node.now())
+        origin = spread.origin if spread is not None else None
+        if origin is None:
+            self._say(frames.PUBLISH, body)
+        else:
+            head = struct.pack(">HQQQ", origin.cell, origin.session, origin.mark, origin.lowest)
+            self._say(frames.ONCE, head + body)
 
     def look_up(self, cells: list[int], lookup: Lookup) -> None:
         number = self._last = self._last % 0xFFFF_FFFF + 1
@@ -218,7 +224,9 @@ class BridgeEnd:
         node = self._node
         for kind, body in self._frames.feed(data):
             if kind == frames.PUBLISH:
-                self._take(body)
+                self._take(body, None)
+            elif kind == frames.ONCE:
+                self._take(body[26:], Origin(*struct.unpack_from(">HQQQ", body)))
             elif kind == frames.INTEREST:
                 number, cell, whole = struct.unpack_from(">IHB", body)
                 told = {name.encode(): count for name, count in json.loads(body[7:]).items()}
@@ -249,7 +257,7 @@ class BridgeEnd:
         if self._transport is not None:
             self._transport.write(b"".join(out))
 
-    def _take(self, body: bytes) -> None:
+    def _take(self, body: bytes, origin: Origin | None) -> None:
         node = self._node
         number, mark = struct.unpack_from(">IQ", body)
         goals, at = frames.read_goals(body, 12)
@@ -271,7 +279,7 @@ class BridgeEnd:
                 key = key_of(mark, cell)
                 keys.append(key)
                 taken = self._memory.find(key, cell, self._line)
-                taken.give(here, shares, message)
+                taken.give(here, shares, message, origin)
                 taken.tell(answer, gone)
         answer.finish(0)
 

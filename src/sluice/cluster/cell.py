@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,11 +19,12 @@ from sluice.broker.session import Session
 from sluice.broker.subscriptions import Capture, Share, Subscription
 from sluice.cluster.frames import ALONE
 from sluice.cluster.interest import BINDING
-from sluice.cluster.legs import SessionLegs
+from sluice.cluster.legs import SessionLegs, name_once
 from sluice.cluster.placement import cell_of, cell_of_queue
-from sluice.cluster.spread import Kept, Lookup, Spread
+from sluice.cluster.spread import Kept, Lookup, Origin, Spread, WhenNoted
 from sluice.cluster.where import EVERYWHERE, NOWHERE, cell_of_filter, cell_of_topic
 from sluice.errors import QueueError
+from sluice.queues.once import KEY_BITS
 from sluice.wire.packets import Publish
 from sluice.wire.properties import PUBACK, PUBREC
 from sluice.wire.reasons import NO_MATCHING_SUBSCRIBERS, QUOTA_EXCEEDED
@@ -68,6 +71,13 @@ class Cell:
         kept = router.kept
         taken = 0
         fault = ""
+        origin = spread.origin if spread is not None else None
+        if origin is not None:
+            shares = self._unseen(origin, shares)
+            if shares == [ALONE] and spread is not None:
+                self._answer_again(spread)
+                return []
+        whole = not shares or shares[0] != ALONE
         door = router.door
         willed = False
         if shares and shares[0] == ALONE:
@@ -85,12 +95,44 @@ class Cell:
             taken, fault = 0, "the server keeps no more retained messages"
         left = self._hand_out(message, shares)
         taken += len(shares) - len(left)
+        if origin is not None and not fault:
+            self._note_seen(origin, whole, [name for name in shares if name not in left])
         if spread is not None:
             spread.wait()
             if (willed or router.kept != kept) and router.keeper is not None:
                 router.keeper.answer_when_kept(Kept(self.owed, spread), 0)
             spread.finish(taken, fault)
         return left
+
+    def _unseen(self, origin: Origin, shares: list[bytes]) -> list[bytes]:
+        """The shared subscriptions that have not had it; for them alone if those who subscribe by themselves have."""
+        keeper = self.broker.router.keeper
+        if keeper is None:
+            return shares
+        cell, session = origin.cell, origin.session
+        others = [
+            name
+            for name in shares
+            if name != ALONE and not keeper.has_taken(cell, session, _key(origin.mark, name))
+        ]
+        alone = len(shares) > 0 and shares[0] == ALONE
+        if alone or keeper.has_taken(cell, session, _key(origin.mark, ALONE)):
+            return [ALONE, *others]
+        return others
+
+    def _note_seen(self, origin: Origin, whole: bool, shares: list[bytes]) -> None:
+        keys = [_key(origin.mark, name) for name in ([ALONE, *shares] if whole else shares)]
+        keeper = self.broker.router.keeper
+        if keys and keeper is not None:
+            keeper.note_taken(origin.cell, origin.session, origin.lowest, keys)
+
+    def _answer_again(self, spread: Spread) -> None:
+        """All that it asks for was done, in this life or before: so much is true once the present frame is kept."""
+        keeper = self.broker.router.keeper
+        spread.wait()
+        if keeper is not None:
+            keeper.answer_when_kept(Kept(self.owed, spread), 0)
+        spread.finish(1)
 
     async def answer_all(self, seconds: float) -> None:
         """Wait until its clients have heard of what they have published to other cells. They would say it again to the
@@ -168,14 +210,21 @@ class CellAbroad(Abroad):
     def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
         router = self._router
         kept = router.kept
-        goals, shares = self._goals(packet)
+        keeper = router.keeper
+        once = packet.qos == 2 and session.sid != 0 and keeper is not None
+        said_before = session.mark_of(packet) if once else 0
+        mark = said_before or (keeper.new_mark() if once and keeper is not None else 0)
+        goals, shares = self._goals(packet, mark)
         if packet.retain:
             self._cell.note(packet)
-        try:
-            taken = int(router.publish(packet, session))
-        except QueueError as error:
-            session.refuse(packet, connection, reason_of(error), str(error))
-            return
+        if said_before:
+            taken, shares = 1, []  # this cell had it in the frame in which the mark was noted
+        else:
+            try:
+                taken = int(router.publish(packet, session))
+            except QueueError as error:
+                session.refuse(packet, connection, reason_of(error), str(error))
+                return
         if taken < 0:
             session.refuse(packet, connection, QUOTA_EXCEEDED, "the server keeps no more retained messages")
             return
@@ -183,6 +232,8 @@ class CellAbroad(Abroad):
         taken += len(shares) - len(left)
         waits = router.kept != kept or (packet.qos == 2 and session.sid != 0)
         if not goals and not left:
+            if once:
+                session.end_pass(int(packet.packet_id))
             if packet.qos > 0 and waits:
                 router.answer_when_kept(session, packet)
             elif packet.qos > 0:
@@ -190,20 +241,45 @@ class CellAbroad(Abroad):
                 connection.acknowledge(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id, reason, "")
         elif packet.qos > 0:
             session.answer_later(packet)
-            session.defer_receipt(packet)
             self._cell.asking += 1
             spread = self.node.new_spread(packet, partial(self._answer, session, packet, session.epoch()))
-            if waits and router.keeper is not None:
-                router.keeper.answer_when_kept(Kept(set(), spread), 0)
-            self.node.spread(goals, packet, spread)
-            for name in left:
-                self.node.hand_on(name, packet, spread, {self.cell})
-            spread.finish(taken)
+            if once and keeper is not None:
+                lowest = session.begin_pass(packet, mark)
+                spread.origin = Origin(self.cell, session.sid, mark, lowest)
+                then = WhenNoted(partial(self._send_out, packet, goals, left, spread, taken))
+                keeper.pass_on(session, int(packet.packet_id), mark, then)
+            else:
+                if waits and keeper is not None:
+                    keeper.answer_when_kept(Kept(set(), spread), 0)
+                self._send_out(packet, goals, left, spread, taken)
         else:
             self.node.spread(goals, packet, None)
         if waits:
             router.hold_back(connection)
         self.node.hold_back(connection)
+
+    def _send_out(
+        self, packet: Publish, goals: dict[int, list[bytes]], left: list[bytes], spread: Spread, taken: int
+    ) -> None:
+        if self._cell.is_lost:
+            return  # the next owner does, when its client says it again
+        self.node.spread(goals, packet, spread)
+        for name in left:
+            self.node.hand_on(name, packet, spread, {self.cell})
+        spread.finish(taken)
+
+    def pass_by_leg(self, session: Session, packet: Publish, then: Callable[[], None]) -> None:
+        """A QoS 2 publish for a queue of another cell: `then` is called when it has a name that it keeps however often
+        it is said, by whichever owner of this cell. A queue takes a name only once."""
+        keeper = self._router.keeper
+        if keeper is None or not session.sid:
+            name_once(packet, secrets.token_hex(12))
+            then()
+            return
+        mark = session.mark_of(packet) or keeper.new_mark()
+        session.begin_pass(packet, mark)
+        name_once(packet, f"{self.cell:x}.{session.sid:x}.{mark:x}")
+        keeper.pass_on(session, int(packet.packet_id), mark, WhenNoted(then))
 
     def _answer(self, session: Session, packet: Publish, epoch: int, taken: int, fault: str) -> None:
         cell = self._cell
@@ -214,7 +290,7 @@ class CellAbroad(Abroad):
             reason = QUOTA_EXCEEDED if fault else NO_MATCHING_SUBSCRIBERS if taken == 0 else 0
             session.answer_far(packet, False, epoch, reason, fault)
 
-    def _goals(self, packet: Publish) -> tuple[dict[int, list[bytes]], list[bytes]]:
+    def _goals(self, packet: Publish, mark: int = 0) -> tuple[dict[int, list[bytes]], list[bytes]]:
         """By other cell, the shared subscriptions that it is to choose members for; and those of this cell."""
         interest = self.node.interest
         match = interest.match(packet.topic)
@@ -226,7 +302,7 @@ class CellAbroad(Abroad):
             goals.setdefault(cell_of(packet.topic, self.node.cells), [])
         goals.pop(self.cell, None)
         shares: list[bytes] = []
-        for name, cell in match.choose() if match.shares else ():
+        for name, cell in match.choose(mark) if match.shares else ():
             if cell == self.cell:
                 shares.append(name)
             else:
@@ -291,6 +367,11 @@ class CellAbroad(Abroad):
         if messages and session.subscriptions.get(subscription.topic_filter) is subscription:
             self._router.turn.begin()
             self._router.deliver_retained(subscription, messages)
+
+
+def _key(mark: int, share: bytes) -> int:
+    """One part of what becomes of a message: a shared subscription of its name, or all who subscribe by themselves."""
+    return mark << KEY_BITS | (zlib.crc32(share) & 0xFFFF | 1 if share else 0)
 
 
 def _nobody_waits(taken: int, fault: str) -> None:

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from sluice.errors import SluiceError
 
-SPEAKS: Final = 1  # the version of what nodes say to one another: trunk, frames and greetings
+SPEAKS: Final = 2  # the version of what nodes say to one another: trunk, frames and greetings
 
 
 class CoordinatorError(SluiceError):

@@ -5,6 +5,7 @@
     INTEREST   u32 number, u16 cell, u8 1: all of it, JSON {filter: count}
     KNOWN      u32 number
     PUBLISH    u32 id (0: no answer), u64 mark, goals, PUBLISH packet
+    ONCE       u16 cell, u64 session, u64 mark there, u64 its lowest open mark, and then as PUBLISH
     ANSWER     u32 id, u32 taken, goals that are not here, why
     HEARD      u32 how many answers of this line have been heard
     LOOKUP     u32 id, goals, filter
@@ -34,6 +35,7 @@ ANSWER: Final = 4
 LOOKUP: Final = 5
 FOUND: Final = 6
 HEARD: Final = 7
+ONCE: Final = 8
 
 ALONE: Final = b""  # instead of a first share: nobody but the shares that follow is to have it
 

@@ -67,6 +67,13 @@ class Holding:
             if before is not None:
                 before.pop(name, None)  # what was given again is this line's
 
+    def keep(self, delivery: Publish, earlier: bool) -> None:
+        """A delivery that a PUBACK would settle, and its client says a word about: where it was given before this line,
+        the word needs its token."""
+        topic, _, name = delivery.topic.partition(b"/$msg/")
+        held = self._earlier.setdefault(topic, {}) if earlier else self.of_queue(topic)
+        held[name or name_in(delivery.raw)] = delivery.raw
+
     def line_is_new(self) -> None:
         """What was given so far came on an earlier line."""
         for topic, held in self._here.items():
@@ -140,7 +147,7 @@ class Holding:
             if known.verb != EXTEND:
                 del before[name]
             read_wishes(given, wishes)
-            said = raw + user_property(b"message-id", name)
+            said = raw + user_property(b"message-id", wishes.id)
             if not group:
                 said += user_property(b"consumer-group", wishes.group.encode())
             if not token:
@@ -165,11 +172,11 @@ class Holding:
         return known
 
 
-def settlement(message: Publish) -> Publish:
-    """An explicit ack of a delivery whose line is gone: by the names that the delivery itself carries."""
+def settlement(message: Publish, verb: bytes) -> Publish:
+    """An explicit word for a delivery whose line is gone: by the names that the delivery itself carries."""
     wishes = Wishes()
     read_wishes(message.raw, wishes)
     queue = parse_queue_topic(message.topic).queue
     raw = user_property(b"message-id", wishes.id) + user_property(b"consumer-group", wishes.group.encode())
     raw += user_property(b"delivery-token", wishes.token)
-    return Publish(b"$queue/" + queue.encode() + b"/$ack", b"", 1, False, False, 0, raw)
+    return Publish(b"$queue/" + queue.encode() + verb, b"", 1, False, False, 0, raw)

@@ -29,12 +29,16 @@ class Matches:
         self.cells: set[int] = set()
         self.shares: dict[bytes, dict[int, int]] = {}
 
-    def choose(self) -> list[tuple[bytes, int]]:
-        """One cell for each shared subscription, by lot, weighted by members."""
-        return [(name, pick(members)) for name, members in self.shares.items()]
+    def choose(self, mark: int = 0) -> list[tuple[bytes, int]]:
+        """One cell for each shared subscription, by lot, weighted by members. The mark is the lot, where there is one:
+        a message that is said again goes to the same."""
+        return [(name, pick(members, mark)) for name, members in self.shares.items()]
 
 
-def pick(members: dict[int, int]) -> int:
+def pick(members: dict[int, int], mark: int = 0) -> int:
+    if mark:
+        cells = sorted(members)
+        return random.Random(mark).choices(cells, [members[cell] for cell in cells])[0]
     cells = list(members)
     return cells[0] if len(cells) == 1 else random.choices(cells, list(members.values()))[0]
 

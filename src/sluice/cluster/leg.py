@@ -20,7 +20,7 @@ from mypy_extensions import i64
 from sluice.broker.abroad import FarDelivery
 from sluice.broker.abroad import Leg as Port
 from sluice.broker.connection import NO_LIMIT
-from sluice.broker.queue_topics import NACK, REJECT, RELEASE
+from sluice.broker.queue_topics import EXTEND, NACK, REJECT, RELEASE
 from sluice.broker.subscriptions import encode_identifiers
 from sluice.cluster.holding import Holding, name_in, settlement
 from sluice.cluster.lines import LineTransport
@@ -213,12 +213,15 @@ class Leg(Port):
 
     def _note_words(self, packet: Publish) -> None:
         """A client that has said of a delivery that it failed may answer the packet afterwards: that is no ack."""
-        if self._holding.verb(packet) in (NACK, REJECT, RELEASE):
+        verb = self._holding.verb(packet)
+        if verb in (NACK, REJECT, RELEASE, EXTEND):
             names = set(self._holding.names(packet))
             for delivery in self._given.values():
                 message = delivery.message
                 if name_in(message.raw) in names or message.topic.partition(b"/$msg/")[2] in names:
-                    delivery.failed = True
+                    delivery.failed = delivery.failed or verb != EXTEND
+                    if self._legs.session.version != V5:
+                        self._holding.keep(message, delivery.life != self._life)
 
     def subscribe(
         self, topic_filter: bytes, qos: int, wishes: list[str], answer: Callable[[int, str], None] | None
@@ -247,8 +250,9 @@ class Leg(Port):
             del self._given[far_id]
         if delivery.life == self._life and self._transport is not None:
             write_ack(self._output(), PUBACK, delivery.far_id, reason, None, V5)
-        elif reason < 0x80 and not delivery.failed and self._settles_by_puback(delivery.message.topic):
-            self.publish(settlement(delivery.message), True, -1)
+        elif not delivery.failed and self._settles_by_puback(delivery.message.topic):
+            verb = b"/$ack" if reason < 0x80 else b"/$nack"
+            self.publish(settlement(delivery.message, verb), True, -1)
 
     def remember(self, topic_filter: bytes, qos: int, wishes: list[str]) -> None:
         """A subscription from before a restart; the far session may have it too."""

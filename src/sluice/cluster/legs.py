@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
@@ -40,11 +40,12 @@ class SessionLegs(Legs):
         session = self.session
         if packet.qos > 0:
             session.answer_later(packet)
-        session.defer_receipt(packet)
-        if packet.qos == 2 and not settles:
-            _name(packet)
         leg = self._leg(int(cell))
-        leg.publish(packet, settles, session.epoch())
+        if packet.qos == 2 and not settles:
+            self._abroad.pass_by_leg(session, packet, partial(leg.publish, packet, False, session.epoch()))
+        else:
+            session.defer_receipt(packet)
+            leg.publish(packet, settles, session.epoch())
         if leg.is_full() and connection.hold():
             self._held.append(connection)
 
@@ -178,9 +179,9 @@ class Farewell:
     def resume_writing(self) -> None: ...
 
 
-def _name(packet: Publish) -> None:
+def name_once(packet: Publish, name: str) -> None:
     """Exactly once, also when it has to be said twice: a queue takes a name only once."""
     wishes = Wishes()
     read_wishes(packet.raw, wishes)
     if wishes.begin < 0 and packet.topic.startswith(PREFIX):
-        packet.raw += user_property(b"message-id", secrets.token_hex(12).encode())
+        packet.raw += user_property(b"message-id", name.encode())

@@ -199,7 +199,7 @@ class Node:
             here = self.local.get(cell)
             if here is None:
                 self.send_share(cell, name, message, spread)
-            elif here._hand_out(message, [name]):
+            elif here.take(message, [ALONE, name], spread):
                 self.hand_on(name, message, spread, past | {cell})
 
     def send_share(self, cell: int, name: bytes, message: Publish, spread: Spread | None) -> None:

@@ -14,6 +14,17 @@ if TYPE_CHECKING:
     from sluice.cluster.frames import Goal
 
 
+class Origin:
+    """Whose a QoS 2 message is that must come once, whoever dies: the cell and number of its session, its mark there,
+    and the lowest mark that is open (see `queues/once`)."""
+
+    def __init__(self, cell: int, session: int, mark: int, lowest: int) -> None:
+        self.cell = cell
+        self.session = session
+        self.mark = mark
+        self.lowest = lowest
+
+
 class Spread:
     """Answered when every cell that had to keep something has it: `done` gets how many receivers there were, and the
     first refusal, if there was one."""
@@ -23,6 +34,7 @@ class Spread:
     ) -> None:
         self.message = message
         self.mark = 0  # its number at the node it comes from: see `taken`
+        self.origin: Origin | None = None
         self.taken = 0
         self.fault = ""
         self.until = 0.0  # when it is given up, once it had to wait for the owner of a cell
@@ -60,6 +72,16 @@ class Kept(Publisher):
         if self._spread.lost is not None:
             self._spread.lost(cell)
         self.stored(0)
+
+
+class WhenNoted(Publisher):
+    """What happens once the store has what was noted last."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._then = then
+
+    def stored(self, tag: i64) -> None:
+        self._then()
 
 
 class Lookup:

@@ -2,8 +2,8 @@
 
 A node that has lost its line to us says again what was not answered, and cannot know what was lost: the message or the
 answer. So a message has a number at the node it comes from, and what we have taken in under that number for a cell is
-answered again, and not given to anybody again. The memory is of one life of the other node and of one of ours: a cell
-that has another owner by then may get a message twice.
+answered again, and not given to anybody again. The memory is of one life of the other node and of one of ours. What
+must come once beyond that (QoS 2 of lasting sessions) has a mark that cells keep: see `queues/once`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sluice.cluster.frames import ALONE, ANY_CELL, Goal
-from sluice.cluster.spread import Spread
+from sluice.cluster.spread import Origin, Spread
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Taken:
         self._fault = ""
         self._waiting: list[tuple[Spread, list[Goal]]] = []
 
-    def give(self, here: Cell, shares: list[bytes], message: Publish) -> None:
+    def give(self, here: Cell, shares: list[bytes], message: Publish, origin: Origin | None) -> None:
         """To whoever wants it, and to nobody twice."""
         alone = len(shares) > 0 and shares[0] == ALONE
         others = [name for name in shares if name != ALONE and name not in self._shares]
@@ -49,6 +49,7 @@ class Taken:
         self._shares = self._shares + others
         self._open += 1
         kept = Spread(message, self.finish, self.lose)
+        kept.origin = origin
         self._left = self._left + here.take(message, shares, kept)
         kept.finish(0)
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sluice.queues.history import Step
     from sluice.queues.ports import Consumer
 
+MOST_BEFORE: Final = 65_536  # how many may lie before one that is taken out of its turn
 LOOK_AHEAD: Final = 4096  # how many messages may be parked before the cursor stops looking for other keys
 SEQUENCE_BITS: Final = 48
 SEQUENCE_MASK: Final = (1 << 48) - 1
@@ -104,21 +105,25 @@ class Cursor:
             seq: i64 = i64(heapq.heappop(self._ready)) & SEQUENCE_MASK
             if self._chosen.pop(int(seq), -1) >= 0:  # else it was settled meanwhile
                 return seq
+        return self._choose_fresh(self.partition.committed)
+
+    def _choose_fresh(self, end: i64) -> i64:
+        """The same among those before `end` that were not looked at yet."""
         partition = self.partition
         ordering = partition.queue.rules.ordering
-        while self.fresh < partition.committed and self._parked_count < LOOK_AHEAD:
+        while self.fresh < end and self._parked_count < LOOK_AHEAD:
             seq = self.fresh
             self.fresh = seq + 1
             block = partition.block(seq)
             if block is None:
-                self.fresh = min(partition.first_live(seq), partition.committed)
+                self.fresh = min(partition.first_live(seq), end)
                 continue
             at = block.at(seq)
             if block.address[at] == GONE:
                 continue
             if self.done and int(seq) in self.done:
                 continue
-            if seq < self._look_twice and int(seq) in self.leases:
+            if seq < self._look_twice and (int(seq) in self.leases or int(seq) in self._chosen):
                 continue
             if i64(block.flags[at]) & (DELAYED | PRIORITY_BITS):
                 continue  # comes by its own way: when it is due, or before the others
@@ -194,6 +199,18 @@ class Cursor:
     def hold_back(self, seq: i64) -> None:
         """Not to be leased for now, and still out: its body is being read for its dead letter."""
         self._chosen.pop(int(seq), None)
+
+    def take_out_of_turn(self, seq: i64) -> bool:
+        """Choose `seq` before those that would be leased first; whether its place among those of its key allows it. It
+        was out in an earlier life, so what lies before it is no more than was looked at then."""
+        most: i64 = MOST_BEFORE
+        while self.fresh <= seq and most > 0:
+            before = self._choose_fresh(seq + 1)
+            if before < 0:
+                break
+            self.put_back(before, self.partition.priority(before), self.key_of(before))
+            most -= 1
+        return self._chosen.pop(int(seq), -1) >= 0
 
     def open_gates(self) -> None:
         """An older partition has come far enough: what stood behind it may go, in order."""

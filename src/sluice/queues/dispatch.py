@@ -225,7 +225,8 @@ def join(engine: Engine, group: Group, consumer: Consumer) -> None:
 
 
 def leave(engine: Engine, consumer: Consumer) -> None:
-    """A consumer is gone for good: what it held goes to the others at once, as one failure without a backoff."""
+    """A consumer is gone for good: what it held goes to the others at once, as one failure without a backoff. If it
+    goes because the server does, that is no failure of its own: it may settle what it has in the next life."""
     group = consumer.group
     if group is None:
         return
@@ -234,7 +235,7 @@ def leave(engine: Engine, consumer: Consumer) -> None:
     group.consumers.remove(consumer)
     group.queue.consumers -= 1
     for cursor in group.cursors:
-        if cursor.out:
+        if cursor.out and not engine.closing:
             for lease in [one for one in cursor.leases.values() if one.consumer is consumer]:
                 lease.description = "its consumer went away"
                 fail(engine, lease, 0.0, False)

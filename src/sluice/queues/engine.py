@@ -30,11 +30,11 @@ from sluice.message import (
     fnv1a32,
     size_of_start,
 )
-from sluice.queues import compaction, dead_letters, dispatch, lifecycle, reading, removal, settling
+from sluice.queues import compaction, dead_letters, dispatch, late, lifecycle, reading, removal, settling
 from sluice.queues import journal as notes
 from sluice.queues.batches import Batches
 from sluice.queues.cursor import Cursor
-from sluice.queues.delivery import SETTLED, Lease
+from sluice.queues.delivery import LEASED, SETTLED, Lease
 from sluice.queues.exclusive import Exclusive, OwnedRead
 from sluice.queues.group import Group
 from sluice.queues.history import Past
@@ -92,6 +92,7 @@ class Engine:
         self.next_gid: i64 = 1
         self.next_token: i64 = 1
         self.first_token: i64 = 1  # what is below was given out in an earlier life
+        self.closing: bool = False  # consumers leave because the server does
         self.joined: i64 = 0
         self.draw: Callable[[], float] = draw
         self._rules_for = rules_for
@@ -369,10 +370,16 @@ class Engine:
 
     def finish_late(self, group: Group, name: bytes, token: i64) -> bool:
         """Done, and nothing is known of the delivery: whether it counts all the same."""
-        return settling.finish_late(self, group, name, token)
+        return late.finish(self, group, name, token)
+
+    def retake(self, group: Group, name: bytes, token: i64, client: str) -> Lease | None:
+        """A delivery of which nothing is known, taken up again so that what is said of it counts."""
+        return late.retake(self, group, name, token, client)
 
     def nack(self, lease: Lease, delay: float, description: str) -> None:
         """Failed: again after its backoff, or after `delay` seconds when that is not negative."""
+        if lease.state != LEASED and 0 < lease.token < self.first_token:
+            return  # it failed in an earlier life, and was counted then
         settling.check_held(lease)
         lease.cursor.group.nacked += 1
         lease.description = description

@@ -29,7 +29,9 @@ QUEUE_GONE: Final = 2  # qid
 GROUP_MADE: Final = 3  # qid, gid, name, then the floor of each partition
 GROUP_GONE: Final = 4  # gid
 SETTLED: Final = 5  # gid, pid, how, then ranges of sequences
-RETRY: Final = 6  # gid, pid, seq, failures, due, first and last delivery, description, new steps (`history`)
+RETRY: Final = (
+    6  # gid, pid, seq, failures, due, first and last delivery, description, new steps (`history`), token
+)
 REMOVED: Final = 7  # pid, then ranges: by no group's doing (purged or expired without groups, retention over)
 SOUGHT: Final = 8  # gid, then the floor of each partition
 TARGET: Final = 9  # pid, seq, gid: the message that follows is for one group alone

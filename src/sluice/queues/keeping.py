@@ -16,6 +16,7 @@ from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, w
 from mypy_extensions import i32, i64
 
 from sluice.queues.journal import Journal, Note, NoteWriter
+from sluice.queues.once import PASSED, SINCE, TAKEN, Once
 from sluice.queues.segments import Segments
 from sluice.store.protocol import Record, read_record
 
@@ -71,6 +72,7 @@ class Keeping:
         self._next: i64 = 1
         self._done: list[int] = []  # mail and session in turn, since the last frame
         self.next_session: i64 = 1
+        self.once: Once = Once(journal)
         self.received: dict[int, set[int]] = {}  # unreleased QoS 2 by session
         self.sent: dict[
             int, dict[int, int]
@@ -165,6 +167,12 @@ class Keeping:
             ids.discard(packet_id)
         else:
             ids.add(packet_id)
+        self.once.close(session, packet_id)
+
+    def note_passed(self, session: int, packet_id: int, mark: int, now_ms: i64) -> None:
+        """It goes on to other cells: not received before those have it. See `once`."""
+        self.once.note_passed(session, packet_id, mark, now_ms)
+        self.received.get(session, set()).discard(packet_id)
 
     def _knows_session(self, session: int) -> None:
         """Numbers of sessions are not used twice: what was noted of an old one must not fall to a new one."""
@@ -195,6 +203,7 @@ class Keeping:
     def forget_session(self, session: int) -> None:
         self.received.pop(session, None)
         self.sent.pop(session, None)
+        self.once.forget_session(session)
 
     # ---- compaction
 
@@ -254,6 +263,7 @@ class Keeping:
             for packet_id, seq in sent.items():
                 out.number(packet_id)
                 out.number(seq)
+        self.once.write_snapshot(out)
 
     def load_snapshot(self, note: Note) -> None:
         self._next = note.number()
@@ -275,6 +285,8 @@ class Keeping:
             for _ in range(note.number()):
                 packet_id = int(note.number())
                 sent[packet_id] = int(note.number())
+        if note.what >= SINCE:
+            self.once.load_snapshot(note)
 
     def load_row(self, record: Record) -> None:
         """A record from before the snapshot, without its body."""
@@ -329,8 +341,19 @@ class Keeping:
             self.sent.setdefault(session, {})[packet_id] = int(note.number())
         elif note.what == COMPLETED:
             self.sent.get(int(note.number()), {}).pop(int(note.number()), None)
+        elif note.what == TAKEN:
+            self.once.apply(note)
+        elif note.what == PASSED:
+            self._passed(note)
         else:
             self._apply_received(int(note.number()), int(note.number()), note.what == RELEASED)
+
+    def _passed(self, note: Note) -> None:
+        session = int(note.number())
+        packet_id = int(note.number())
+        self._knows_session(session)
+        self.received.get(session, set()).discard(packet_id)
+        self.once.load_passed(session, packet_id, int(note.number()))
 
     def found(self) -> list[int]:
         """Where the bodies stand that `restore` needs, oldest first."""

@@ -310,7 +310,7 @@ class EngineLoader:
         if group is None or partition is None:
             return
         partition.queue.retried += 1
-        load_retry(note, group.cursors[partition.number])
+        load_retry(note, group.cursors[partition.number], True)
 
     def _returned(self, note: Note) -> None:
         group = self._engine.groups.get(int(note.number()))

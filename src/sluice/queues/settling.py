@@ -16,7 +16,7 @@ from sluice.queues.group import Group
 from sluice.queues.journal import ACKED, DEAD, NoteWriter
 from sluice.queues.names import message_id, parse_message_id
 from sluice.queues.reading import BURY, Read
-from sluice.queues.removal import drop_lease, expire, settle_one, take_from
+from sluice.queues.removal import drop_lease, expire, settle_one
 
 if TYPE_CHECKING:
     from sluice.queues.engine import Engine
@@ -46,32 +46,6 @@ def lease_of(engine: Engine, group: Group, name: bytes, token: i64, client: str)
     if found is None:
         raise UnknownDelivery(name.decode("utf-8", "replace"))
     raise StaleDelivery(name.decode("utf-8", "replace"))
-
-
-def finish_late(engine: Engine, group: Group, name: bytes, token: i64) -> bool:
-    """Done, says a consumer whose delivery was made before the queue had its present owner or the server its present
-    life: no record tells of it. Late work is work, unless somebody has the message again by now; whether it counted.
-    Without a token (0) it may be about any delivery, so it counts for what was there before this life and was not given
-    out in it."""
-    if token and not 0 < token < engine.first_token:
-        return False
-    pid, seq = parse_message_id(name)
-    partition = engine.partitions.get(int(pid))
-    if partition is None or partition.queue is not group.queue or not partition.holds(seq):
-        return False
-    cursor = group.cursors[partition.number]
-    if cursor.settled(seq) or seq >= partition.committed or not partition.is_for(seq, group.gid):
-        return False
-    if not token and seq >= partition.restored:
-        return False
-    lease = cursor.leases.get(int(seq))
-    if lease is None:
-        take_from(engine, cursor, seq, ACKED, None)
-        return True
-    if lease.state == LEASED or not token:
-        return False
-    finish(engine, lease, ACKED)
-    return True
 
 
 def _may_settle(lease: Lease, token: i64, client: str) -> bool:
@@ -202,6 +176,7 @@ def _note_retry(engine: Engine, lease: Lease, told: i64) -> None:
     note.number(lease.cursor.partition.pid)
     write_retry(note, lease)
     history.write_steps(note, lease.history, told)
+    note.number(lease.token)
     engine.journal.add_note(note.value(), int(engine.now * 1000.0), False)
 
 
@@ -275,12 +250,12 @@ def bury(engine: Engine, lease: Lease, reason: str, description: str, alive: boo
     message = lease.message
     if message is None:
         message = lease.cursor.partition.young.get(int(lease.seq))
+    if lease.state == LEASED:
+        if reason != "max_retries" and reason != "timeout":
+            history.tell_delivery(lease)  # those have failed, and it was told then
+        let_go(engine, lease, alive)
+        lease.state = WAITING
     if message is not None:
-        if lease.state == LEASED:
-            if reason != "max_retries" and reason != "timeout":
-                history.tell_delivery(lease)  # those have failed, and it was told then
-            let_go(engine, lease, alive)
-            lease.state = WAITING
         _die(engine, lease, message, reason, description)
         return
     if lease.state == READY:

@@ -26,10 +26,11 @@ from sluice.queues.queue import Gate, Queue
 from sluice.queues.rules import Rules
 from sluice.queues.settling import write_retry
 
-VERSION: Final = 5
+VERSION: Final = 6
 IN_PARTS: Final = (
     5  # since then last values stand in no order, and the gaps between those of shared queues with them
 )
+WITH_TOKENS: Final = 6  # since then what waits for a retry has the token of the delivery that failed
 OLDEST: Final = 3  # the oldest that can still be read: before there were compacted queues
 
 
@@ -113,6 +114,7 @@ def _write_group(out: NoteWriter, group: Group) -> None:
         for lease in failed:
             write_retry(out, lease)
             write_steps(out, lease.history, MOST_STEPS)
+            out.number(lease.token)
         _write_returned(out, cursor)
 
 
@@ -224,7 +226,7 @@ class SnapshotReader:
             cursor.counts = [int(note.number()) for _ in range(4)]
             cursor.done = {int(note.number()) for _ in range(note.number())}
             for _ in range(note.number()):
-                load_retry(note, cursor)
+                load_retry(note, cursor, note.what >= WITH_TOKENS)
             for _ in range(note.number()):
                 load_returned(note, cursor)
             group.cursors.append(cursor)
@@ -263,8 +265,8 @@ def read_gates(note: Note) -> list[Gate]:
     return [Gate([int(note.number()) for _ in range(note.number())]) for _ in range(note.number())]
 
 
-def load_retry(note: Note, cursor: Cursor) -> None:
-    """A delivery that waits for its retry."""
+def load_retry(note: Note, cursor: Cursor, with_token: bool) -> None:
+    """A delivery that waits for its retry. Its token tells whether what is said of it later was counted already."""
     seq = note.number()
     lease = cursor.leases.get(int(seq))
     if lease is None:
@@ -279,6 +281,7 @@ def load_retry(note: Note, cursor: Cursor) -> None:
     lease.description = note.text()
     steps = lease.history if lease.history is not None else taken_back(cursor, seq)
     lease.history = read_steps(note, cursor.group.name, steps)
+    lease.token = note.number() if with_token and note.more() else 0
 
 
 def load_returned(note: Note, cursor: Cursor) -> None:
