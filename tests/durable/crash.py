@@ -73,7 +73,9 @@ class Ledger:
         self.first_open: dict[
             str, int
         ] = {}  # by key: the lowest number that is confirmed and not acked, or lower
-        self.listening = False  # the lasting session is subscribed: it is owed every plain message from now on
+        self.listening = (
+            False  # the lasting session is subscribed: it is owed every plain message from now on
+        )
         self.plain_confirmed: set[str] = set()
         self.plain_received: set[str] = set()
         self.redelivered = 0
