@@ -2,140 +2,62 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tests.brokers import Broker, StartBroker, same_build
-from tests.pages import PAGES, ROOT, blocks, check, commands
+from tests.pages import PAGES, ROOT, QuickCli, Shell, blocks, commands
+from tests.redis_process import RedisProcess
 from tests.services import need_program
 
 
-def title_of(text: str) -> str:
-    """A name for a test: the first queue that a block speaks of."""
-    queue = re.search(r"\$(?:queue|ECQ/w)/([\w-]+)", text)
-    return queue[1] if queue else "block"
-
-
 @pytest.fixture(scope="module")
-def shell(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
-    """A folder and an environment in which the mosquitto clients speak to the test's broker by default."""
-    need_program("mosquitto_pub")
-    folder = tmp_path_factory.mktemp("shell")
-    for name in ("mosquitto_pub", "mosquitto_sub"):
-        (folder / name).write_text(f"-h {broker.mqtt.host}\n-p {broker.mqtt.port}\n")
-    yield folder, {**os.environ, "XDG_CONFIG_HOME": str(folder)}
-    assert "Traceback" not in broker.log_text()
-
-
-COMMANDS = commands("docs/queues.md") + commands("docs/compacted.md")
-
-
-@pytest.mark.parametrize(("script", "output"), COMMANDS, ids=[title_of(script) for script, _ in COMMANDS])
-def test_a_command_of_the_guides_to_queues_does_what_it_says(
-    script: str, output: str, shell: tuple[Path, dict[str, str]]
-) -> None:
-    check(script, output, *shell)
-
-
-def test_the_commands_of_the_readme_do_what_they_say(start_broker: StartBroker, tmp_path: Path) -> None:
-    # A failed job waits for as long as it takes a busy machine to ask about it.
-    patience = 'config = { retry_policy = { initial_backoff = "5m" } }'
-    broker = start_broker(config=f'[[queues.templates]]\nmatch = "#"\n{patience}')
-    environ = {
-        **same_build(),
-        "SLUICE_URL": f"http://{broker.address('http')}",
-        "SLUICE_MQTT": f"{broker.mqtt}",
-    }
-    [(script, output)] = commands("README.md")
-    check(f'sluice() {{ "{sys.executable}" -m sluice "$@"; }}\n{script}', output, tmp_path, environ)
-
-
-def test_the_program_of_the_readme_runs(start_broker: StartBroker, tmp_path: Path) -> None:
-    [program] = [text for info, text in blocks("README.md") if info == "python run"]
-    broker = start_broker()
-    done = subprocess.run(
-        [sys.executable, "-c", program.replace("localhost", f"{broker.mqtt}")],
-        env=same_build(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "resize cat.png\n"
-
-
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """One broker for the client library's page and the use cases: each block has a queue of its own."""
-    running = Broker(tmp_path_factory.mktemp("broker"), '[webhooks]\nallow = ["127.0.0.0/8"]\n', (), {})
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuickCli]:
+    running = QuickCli(tmp_path_factory.mktemp("cli"))
     yield running
     running.stop()
-    assert "Traceback" not in running.log_text()
 
 
-PROGRAMS = [
-    (text, following)
-    for (info, text), (_, following) in pairwise(blocks("docs/client.md"))
-    if info == "python run"
-]
-
-
-@pytest.mark.parametrize(("program", "output"), PROGRAMS, ids=range(len(PROGRAMS)))
-def test_a_program_of_the_page_of_the_client_library_does_what_it_says(
-    program: str, output: str, house: Broker, tmp_path: Path
+def test_the_commands_of_the_page_of_the_redis_store_do_what_they_say(
+    broker: Broker, start_broker: StartBroker, quick: QuickCli, tmp_path: Path
 ) -> None:
-    (tmp_path / "program.py").write_text(program.replace("localhost", f"{house.mqtt}"))
-    check(f'"{sys.executable}" program.py', output, tmp_path, same_build())
+    """The first starts a broker on the Redis, the others speak to one that runs."""
+    redis = RedisProcess(tmp_path / "redis").start()
+    try:
+        page = tmp_path / "page"
+        page.mkdir()
+        shell = Shell(page, broker, quick)
+        shell.add("redis-cli", f'exec "{need_program("redis-cli")}" -p {redis.port} "$@"')
+        [first, *others] = [
+            (script.replace("redis://127.0.0.1:6379", redis.url), output)
+            for script, output in commands("docs/redis.md")
+        ]
+        shell.do("sh run", *first)
+        on_redis = start_broker(flags=("--store", redis.url))
+        shell.turn_to(on_redis)
+        for script, output in others:
+            shell.do("sh run", script, output)
+        on_redis.stop()
+    finally:
+        redis.stop()
 
 
-USE_CASES = [
-    (page, script, output) for page in PAGES if "use-cases" in page for script, output in commands(page)
-]
-
-
-@pytest.mark.parametrize(
-    ("page", "script", "output"), USE_CASES, ids=[Path(page).stem for page, *_ in USE_CASES]
-)
-def test_a_command_of_a_use_case_does_what_it_says(
-    page: str, script: str, output: str, house: Broker, tmp_path: Path
+def test_a_backup_as_the_page_of_reliability_makes_it_is_whole(
+    start_broker: StartBroker, quick: QuickCli, tmp_path: Path
 ) -> None:
-    need_program("mosquitto_rr")
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    for name in ("mosquitto_pub", "mosquitto_sub", "mosquitto_rr"):
-        (tmp_path / name).write_text(f"-h {house.mqtt.host}\n-p {house.mqtt.port}\n")
-    environ = {
-        **same_build(),
-        "XDG_CONFIG_HOME": str(tmp_path),
-        "SLUICE_MQTT": str(house.mqtt),
-        "SLUICE_URL": f"http://{house.address('http')}",
-    }
-    check(f'python() {{ "{sys.executable}" "$@"; }}\n{script}', output, tmp_path, environ)
-
-
-def test_a_backup_as_the_page_of_reliability_makes_it_is_whole(start_broker: StartBroker) -> None:
     broker = start_broker()
-    sluice = f'sluice() {{ "{sys.executable}" -m sluice "$@"; }}'
-    environ = {
-        **same_build(),
-        "SLUICE_MQTT": f"{broker.mqtt}",
-        "SLUICE_URL": f"http://{broker.address('http')}",
-    }
-    publish = f"{sluice}; for nth in 1 2 3; do sluice publish tasks job --id $nth; done"
-    check(
-        publish, "Published 1 to tasks.\nPublished 2 to tasks.\nPublished 3 to tasks.", broker.folder, environ
-    )
+    shell = Shell(tmp_path, broker, quick)
+    publish = "for nth in 1 2 3; do sluice publish tasks job --id $nth; done"
+    shell.do("sh run", publish, "")
     broker.stop()
-    (broker.folder / "data").rename(broker.folder / "sluice-data")
-    [(script, output)] = commands("docs/reliability.md")
-    check(f"{sluice}\n{script}", output, broker.folder, environ)
+    (broker.folder / "data").rename(tmp_path / "sluice-data")
+    for script, output in commands("docs/reliability.md"):
+        shell.do("sh run", script, output)
 
 
 def test_every_use_case_shows_a_program_that_is_there() -> None:

@@ -3,7 +3,7 @@ order, and says what the page says. Whatever else the pages show of the command 
 
 from __future__ import annotations
 
-import ast
+import json
 import re
 import shlex
 import subprocess
@@ -15,54 +15,150 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 import typer
 
 from sluice.cli import app
+from sluice.config import Settings
+from sluice.fields import Section
 from sluice.queues import snapshot
 from sluice.store.embedded import layout
 from tests.brokers import Broker
-from tests.pages import PAGES, ROOT, QuickCli, Shell, blocks, steps
+from tests.pages import FILE, PAGES, ROOT, QuickCli, Shell, blocks, steps
 from tests.services import need_program
 
+WEBHOOKS = '[webhooks]\nallow = ["127.0.0.0/8"]\n'
+# A failed job waits for as long as it takes a busy machine to ask about it.
+PATIENCE = '[[queues.templates]]\nmatch = "tasks"\nconfig = { retry_policy = { initial_backoff = "5m" } }\n'
+# The configuration of the broker that a page has for itself; the others share one, and have queues of their own.
+ALONE = {
+    "README.md": PATIENCE,
+    "docs/cli.md": "",
+    "docs/client.md": "",
+    "docs/compacted.md": "",
+    "docs/getting-started.md": "",
+    "docs/queues.md": "",
+}
 WALKED = (
-    "docs/getting-started.md",
+    *ALONE,
     "docs/concepts.md",
     "docs/migrating.md",
     "docs/operations.md",
+    "docs/performance.md",
+    "docs/security.md",
     "docs/troubleshooting.md",
     "docs/upgrading.md",
+    *(page for page in PAGES if "use-cases" in page),
 )
 # Walked through by test_docs.py, or by the tests of the room that they tell of.
-WALKED_ELSEWHERE = (
-    "README.md",
-    "docs/client.md",
-    "docs/compacted.md",
-    "docs/grpc.md",
-    "docs/queues.md",
-    "docs/reliability.md",
-    "docs/rest.md",
-    "docs/spark.md",
+WALKED_ELSEWHERE = {
+    "docs/bulk.md": "tests/bulk/test_page.py",
+    "docs/cluster.md": "tests/cluster/test_page.py",
+    "docs/grpc.md": "tests/admin/grpc/test_page.py",
+    "docs/metrics.md": "tests/admin/test_metrics_page.py",
+    "docs/pipelines.md": "tests/spark/test_pipelines_page.py",
+    "docs/redis.md": "tests/test_docs.py",
+    "docs/reliability.md": "tests/test_docs.py",
+    "docs/rest.md": "tests/admin/rest/test_page.py",
+    "docs/spark.md": "tests/spark/test_source_page.py",
+}
+MODULE = """
+from sluice.worker import Worker
+
+app = Worker(name="{name}")
+
+@app.task("{queue}")
+def work(job: str) -> None: ...
+"""
+# What a reader of the page has already.
+PREPARED = {
+    "docs/cli.md": {
+        "thumb.json": '{"partitions": 2}',
+        "job.json": '{"order": 17}',
+        "access.log": "GET /\nGET /cats\n",
+        "rules.toml": '[[rule]]\nallow = ["connect", "queue-publish"]\nqueues = ["#"]\n',
+        "images.py": MODULE.format(name="resizers", queue="images/new"),
+        "shop/jobs.py": MODULE.format(name="shop", queue="orders"),
+    },
+}
+PROGRAMS = (
+    *(
+        "sluice",
+        "python3?",
+        r"\.venv/\S+",
+        r"scripts/\S+",
+        r"bench/\S+",
+        "pip",
+        "apt-get",
+        "docker",
+        "systemctl",
+    ),
+    *(
+        "journalctl",
+        "curl",
+        r"mosquitto_\w+",
+        "redis-cli",
+        r"spark-\w+",
+        "cat",
+        "cp",
+        "kill",
+        "export",
+        "install",
+    ),
 )
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 COMMAND: Any = typer.main.get_command(app)
 STEPS = [(page, *step) for page in WALKED for step in steps(page)]
 
 
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """One broker for all pages: each page has queues of its own."""
-    running = Broker(tmp_path_factory.mktemp("broker"), "", (), {})
-    yield running
-    running.stop()
-    assert "Traceback" not in running.log_text()
+class Walk:
+    """A shell for each page: what one step leaves behind, the next one finds. Brokers start with their first page."""
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self._folders = folders
+        self._quick = QuickCli(folders.mktemp("cli"))
+        self._brokers: dict[str, Broker] = {}
+        self._shells: dict[str, Shell] = {}
+
+    def shell(self, page: str) -> Shell:
+        if page not in self._shells:
+            house = page if page in ALONE else ""
+            if house not in self._brokers:
+                config = ALONE.get(page, WEBHOOKS)
+                self._brokers[house] = Broker(self._folders.mktemp("broker"), config, (), {})
+            shell = Shell(self._folders.mktemp(Path(page).stem), self._brokers[house], self._quick)
+            prepare(shell, page)
+            self._shells[page] = shell
+        return self._shells[page]
+
+    def end(self) -> None:
+        self._quick.stop()
+        for broker in self._brokers.values():
+            broker.stop()
+            assert "Traceback" not in broker.log_text()
+
+
+def prepare(shell: Shell, page: str) -> None:
+    for name, text in PREPARED.get(page, {}).items():
+        (shell.folder / name).parent.mkdir(exist_ok=True)
+        (shell.folder / name).write_text(text)
+    if page == "docs/security.md":
+        certificate = trustme.CA().issue_cert("localhost")
+        certificate.private_key_pem.write_to_path(str(shell.folder / "key.pem"))
+        certificate.cert_chain_pems[0].write_to_path(str(shell.folder / "chain.pem"))
+    if page == "docs/upgrading.md":  # what is upgraded was installed
+        (shell.root / "var/lib/sluice").mkdir()
+        for info, text, _ in steps("docs/operations.md"):
+            if "/opt/sluice" in text:
+                shell.do(info, text, "")
 
 
 @pytest.fixture(scope="module")
-def shells(house: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Shell]]:
-    """A shell for each page: what one step leaves behind, the next one finds."""
+def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
     need_program("mosquitto_pub")
-    quick = QuickCli(tmp_path_factory.mktemp("cli"))
-    yield {page: Shell(tmp_path_factory.mktemp(Path(page).stem), house, quick) for page in WALKED}
-    quick.stop()
+    walk = Walk(tmp_path_factory)
+    yield walk
+    walk.end()
 
 
 @pytest.mark.parametrize(
@@ -70,17 +166,30 @@ def shells(house: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     STEPS,
     ids=[f"{Path(page).stem}-{nth}" for nth, (page, *_) in enumerate(STEPS)],
 )
-def test_a_step_of_a_page_does_what_it_says(
-    page: str, info: str, text: str, output: str, shells: dict[str, Shell]
-) -> None:
-    shells[page].do(info, text, output)
+def test_a_step_of_a_page_does_what_it_says(page: str, info: str, text: str, output: str, walk: Walk) -> None:
+    walk.shell(page).do(info, text, output)
 
 
-def test_what_is_marked_to_run_is_run() -> None:
-    marked = {
-        page for page in PAGES if "use-cases" not in page and any(i.endswith(" run") for i, *_ in steps(page))
-    }
-    assert marked - set(WALKED) == set(WALKED_ELSEWHERE)
+def test_what_a_reader_can_copy_is_run() -> None:
+    """A block of commands or a program that no test runs fails here. What is neither has another name."""
+    pages = [page for page in PAGES if page == "README.md" or page.startswith("docs/")]
+    for page in pages:
+        kinds = [info for info, _ in blocks(page)]
+        done = [kind for kind in kinds if kind in ("sh run", "python run") or FILE.fullmatch(kind)]
+        loose = [kind for kind in kinds if kind.split()[:1] in ([], ["sh"], ["python"]) and kind not in done]
+        assert not loose, f"{page}: {loose}"
+        assert not done or page in WALKED or page in WALKED_ELSEWHERE, f"{page} is not walked through"
+    for page, test in WALKED_ELSEWHERE.items():
+        assert page in (ROOT / test).read_text("utf-8"), f"{test} does not speak of {page}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page == "README.md" or page.startswith("docs/")])
+def test_commands_stand_in_blocks(page: str) -> None:
+    """An indented line looks like a command to copy, and cannot be marked to be run."""
+    text = FENCED.sub("", (ROOT / page).read_text("utf-8"))
+    assert (
+        re.findall(rf"^(?:    |\$ )(?:\w+=\S+ )*(?:{'|'.join(PROGRAMS)})(?= |$).*", text, re.MULTILINE) == []
+    )
 
 
 class Links(HTMLParser):
@@ -130,17 +239,24 @@ def test_the_versions_of_what_is_kept_are_those_of_the_code() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_is_shown_and_not_run_can_at_least_be_read(page: str) -> None:
+def test_documents_on_a_page_can_be_read_and_settings_are_such_as_there_are(page: str) -> None:
     for info, text in blocks(page):
-        if info.startswith("python"):
-            compile(text, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        elif info.startswith("toml"):
-            tomllib.loads(text)
-        elif info == "sh":
-            subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+        kind = info.partition(" ")[0]
+        if kind == "json":
+            json.loads(text)
+        elif kind == "toml" and not info.endswith("rules.toml"):
+            unknown_keys(tomllib.loads(text), Settings)
 
 
-# ---- commands that are shown, and not run because of what they would do
+def unknown_keys(told: dict[str, Any], section: type[Section]) -> None:
+    for name, value in told.items():
+        assert name in section.model_fields, f"{section.__name__} has no {name}"
+        inner = section.model_fields[name].annotation
+        if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Section):
+            unknown_keys(value, inner)
+
+
+# ---- commands in the text and in tables
 
 
 def shown() -> Iterator[tuple[str, str]]:

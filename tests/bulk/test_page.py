@@ -1,42 +1,39 @@
-"""The programs of docs/bulk.md run as they stand there."""
+"""The programs and commands of docs/bulk.md run as they stand there."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+
 from tests.brokers import StartBroker, same_build
-
-PAGE = Path(__file__).parents[2] / "docs" / "bulk.md"
-
-
-def run(program: str, root: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", program.replace("http://127.0.0.1:8080", root)],
-        env=same_build(),
-        capture_output=True,
-        text=True,
-        timeout=40,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+from tests.pages import steps
 
 
-def test_the_programs_of_the_page_write_and_read(start_broker: StartBroker) -> None:
-    reader, writer = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+def test_the_programs_of_the_page_write_and_read(start_broker: StartBroker, tmp_path: Path) -> None:
     root = f"http://{start_broker().address('http')}"
-    assert run(writer, root) == "{'committed': True, 'rows': 2, 'replayed': False, 'skipped': 0}\n"
-    assert run(writer, root) == "{'committed': True, 'rows': 2, 'replayed': True, 'skipped': 0}\n"
-    once = reader.replace("while True:", "for _ in range(1):")
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            [*command[:-1], command[-1].replace("http://127.0.0.1:8080", root)],
+            env=same_build(),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=40,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    (_, commands, _), (_, reader, _), (_, writer, _) = steps("docs/bulk.md")
+    python = (sys.executable, "-c")
+    assert run(*python, writer) == "{'committed': True, 'rows': 2, 'replayed': False, 'skipped': 0}\n"
+    assert run(*python, writer) == "{'committed': True, 'rows': 2, 'replayed': True, 'skipped': 0}\n"
+    once = reader.replace("while True:", "for _ in range(1):")  # as much as there is
     assert once != reader
-    found = run(once, root)
-    assert sum(int(line.split()[0]) for line in found.splitlines()) == 2
-    commands = re.findall(r"```sh\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)[0]
-    done = subprocess.run(
-        ["bash", "-c", commands.splitlines()[0].replace("http://127.0.0.1:8080", root)],
-        capture_output=True,
-        timeout=20,
-    )
-    assert b'"earliest":' in done.stdout
+    assert sum(int(line.split()[0]) for line in run(*python, once).splitlines()) == 2
+    assert '"earliest":' in run("bash", "-ec", commands)
+    with pa.ipc.open_stream((tmp_path / "rows.arrow").read_bytes()) as rows:
+        assert {"value", "key", "sequence"} <= set(rows.schema.names)

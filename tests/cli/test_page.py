@@ -12,7 +12,11 @@ import typer
 from sluice.cli import app
 from sluice.cli.options import VARIABLES
 
-PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "cli.md").read_text("utf-8")
+PIPELINES = (DOCS / "pipelines.md").read_text("utf-8")  # has the examples of `sluice pipeline`
+BLOCKS = re.findall(r"```sh run\n(.*?)```", PAGE + PIPELINES, re.S)
+EXAMPLES = [line for block in BLOCKS for line in block.splitlines()]
 
 
 def commands(command: Any, name: str = "sluice") -> Iterator[str]:
@@ -27,13 +31,13 @@ ALL = list(commands(typer.main.get_command(app)))
 
 
 def test_every_command_has_an_example() -> None:
-    examples = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S) for line in block.splitlines()]
     for name in ALL:
-        assert any(re.search(rf"(^|\| ){name}( |$)", line) for line in examples), name
+        assert name in PAGE
+        assert any(re.search(rf"(^|\| |\(){name}( |$|\))", line) for line in EXAMPLES), name
 
 
 def test_every_example_is_a_command() -> None:
-    for line in (line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S) for line in block.splitlines()):
+    for line in EXAMPLES:
         for found in re.findall(r"(?:^|\| )(sluice [^|]*)", line):
             if found.startswith("sluice --"):
                 continue

@@ -17,15 +17,15 @@ import pytest
 from tests.brokers import same_build
 from tests.cluster.processes import Work
 from tests.etcd_process import EtcdProcess
-from tests.pages import blocks
+from tests.pages import blocks, commands
 from tests.redis_process import RedisProcess, free_port
 
 PAGE = "docs/cluster.md"
 NAMES = ("one", "two", "three")
 
 
-def block(info: str) -> str:
-    (text,) = (text for kind, text in blocks(PAGE) if kind == info)
+def settings() -> str:
+    (text,) = (text for kind, text in blocks(PAGE) if kind == "toml cluster")
     return text
 
 
@@ -49,7 +49,7 @@ async def test_the_rolling_restart_of_the_page_loses_nothing_under_load(
     words = [f"{start}{nth}" for start in ("188", "794", "808") for nth in (1, 2, 3)]
     ports = {word: free_port() for word in words}
     for nth, name in enumerate(NAMES, 1):
-        text = block("toml cluster").replace('"one"', f'"{name}"').replace("7941", f"794{nth}")
+        text = settings().replace('"one"', f'"{name}"').replace("7941", f"794{nth}")
         text = text.replace("8081", f"808{nth}").replace("1881", f"188{nth}").replace("9091", "0")
         for word, port in ports.items():
             text = text.replace(word, str(port))
@@ -57,23 +57,26 @@ async def test_the_rolling_restart_of_the_page_loses_nothing_under_load(
         text = text.replace("127.0.0.1:2379", etcd_server.endpoint)
         text += f'name = "page-{ports["7941"]}"\ncells = 6\n[redis]\nprefix = "page-{ports["7941"]}"\n'
         (tmp_path / f"{name}.toml").write_text(text)
-        (tmp_path / f"{name}.url").write_text(f"http://127.0.0.1:{ports[f'808{nth}']}")
-    url = (tmp_path / "one.url").read_text()
     try:
-        for name in NAMES:
-            run(f"sluice serve --config {name}.toml >{name}.log 2>&1 & echo $! >{name}.pid")
-        run(f"sluice cluster status --url {url} --nodes 3 --wait 60s")
+        (start, _), (restart, _) = commands(PAGE)
+        for word, port in ports.items():
+            start = start.replace(word, str(port))
+        run(start)
         before = {name: (tmp_path / f"{name}.pid").read_text() for name in NAMES}
         doors = {name: ports[f"188{nth}"] for nth, name in enumerate(NAMES, 1)}
         async with Work(doors, NAMES) as work:
-            said = await asyncio.to_thread(run, block("sh rolling"))
+            said = await asyncio.to_thread(run, restart)
             await work.more(5)
             await work.check()
         assert said.count("3 nodes, 6 cells, every cell is where it should be") == 3
         assert all((tmp_path / f"{name}.pid").read_text() != before[name] for name in NAMES)
     finally:
-        for pid in [int((tmp_path / f"{name}.pid").read_text()) for name in NAMES]:
+        for pid in started(tmp_path):
             _end(pid)
+
+
+def started(folder: Path) -> list[int]:
+    return [int(file.read_text()) for file in folder.glob("*.pid")]
 
 
 def _end(pid: int) -> None:

@@ -1,10 +1,12 @@
-"""A pipeline on a standalone cluster that is started from the same PySpark: one master, one worker, on loopback."""
+"""A pipeline as docs/pipelines.md submits it, on a standalone cluster that is started from the same PySpark: one
+master, one worker, on loopback."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -14,16 +16,22 @@ from pathlib import Path
 
 import deltalake
 import pytest
-from typer.testing import CliRunner
 
-from sluice.cli import app
 from sluice.spark.home import lean_home
 from tests.brokers import same_build
+from tests.pages import commands
 from tests.services import need_program
 from tests.spark.conftest import House
 
 WAIT = 90.0
 HERE = "127.0.0.1"
+MASTER = "spark://127.0.0.1:7077"
+
+
+def block(name: str) -> str:
+    """What docs/pipelines.md says to this program."""
+    [text] = [text for text, _ in commands("docs/pipelines.md") if text.startswith(name)]
+    return text
 
 
 def program(name: str) -> str:
@@ -51,13 +59,16 @@ class Cluster:
 
     def start(self) -> None:
         """The worker registers while Spark's driver starts: nobody waits for it here."""
-        log = self._start("master", "--host", HERE, "--port", "0", "--webui-port", "0")
+        master, worker = (shlex.split(line) for line in block("spark-class").splitlines())
+        log = self._start("master", *master[1:], "--port", "0", "--webui-port", "0")
         self.url = self._wait(log, r"Starting Spark master at (spark://\S+)")
+        *words, told = worker[1:]
+        assert told == MASTER
         more = ("--host", HERE, "--webui-port", "0", "--cores", "1", "--memory", "1g", self.url)
-        self._start("worker", *more)
+        self._start("worker", *words, *more)
 
-    def submit(self, *words: str) -> subprocess.CompletedProcess[str]:
-        script = CliRunner().invoke(app, ["pipeline", "script"])
+    def submit(self, script: str) -> subprocess.CompletedProcess[str]:
+        """By bash, with `spark-submit` that is told how little there is of this machine, and the test's `sluice`."""
         settings = {
             "spark.driver.host": HERE,
             "spark.executor.memory": "600m",
@@ -66,9 +77,13 @@ class Cluster:
             "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
             "spark.sql.shuffle.partitions": "1",
         }
-        told = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+        told = shlex.join(part for name, value in settings.items() for part in ("--conf", f"{name}={value}"))
+        tools = (
+            f'spark-submit() {{ {program("spark-submit")} {told} "$@"; }}\n'
+            f'sluice() {{ {sys.executable} -m sluice "$@"; }}\n'
+        )
         return subprocess.run(
-            [program("spark-submit"), "--master", self.url, *told, script.stdout.strip(), *words],
+            ["bash", "-ec", tools + script],
             env=self._environ,
             capture_output=True,
             text=True,
@@ -84,11 +99,10 @@ class Cluster:
             process.wait(30)
 
     def _start(self, name: str, *words: str) -> str:
-        entry = f"org.apache.spark.deploy.{name}.{name.capitalize()}"
         with (self._folder / f"{name}.log").open("wb") as log:
             self._running.append(
                 subprocess.Popen(
-                    [program("spark-class"), entry, *words],
+                    [program("spark-class"), *words],
                     env=self._environ,
                     cwd=self._folder,
                     stdout=log,
@@ -123,8 +137,9 @@ def test_a_pipeline_runs_on_a_cluster_by_spark_submit(house: House, cluster: Clu
     house.make(partitions=2)
     house.fill([f"m{nth}" for nth in range(20)])
     table = tmp_path / "table"
+    script = block("spark-submit").replace(MASTER, cluster.url).replace("tasks/image", house.queue)
     done = cluster.submit(
-        "archive", "--queue", house.queue, "--to", str(table), "--once", "--json", "--url", house.url
+        script.replace("/shared/images", str(table)).replace("http://127.0.0.1:8080", house.url)
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows"] == 20

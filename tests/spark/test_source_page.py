@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from tests.brokers import Broker
-from tests.pages import blocks
+from tests.pages import blocks, stand_in
 from tests.spark.conftest import House
 
 
@@ -22,7 +23,10 @@ async def test_the_programs_of_the_guide_do_what_they_say(
     await house.reject(b"dog.bmp", "too large")
     page: dict[str, Any] = {}
     for info, text in blocks("docs/spark.md"):
-        if info == "python run":
+        if info == "sh run":
+            for line in text.splitlines():
+                stand_in(shlex.split(line, comments=True))
+        elif info == "python run":
             text = text.replace("http://127.0.0.1:8080", house.url)
             for name in (
                 "images",

@@ -7,21 +7,32 @@ import subprocess
 import sys
 from pathlib import Path
 
+from typer.testing import CliRunner
+
 from sluice.admin.grpc.gate import CODES, ROLES, word_of
+from sluice.cli import app
 from sluice.errors import SluiceError
-from tests.brokers import StartBroker, same_build
+from tests.brokers import Broker, StartBroker, same_build
+from tests.pages import steps
 
 PAGE = (Path(__file__).parents[3] / "docs/grpc.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```([^\n]*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def test_the_program_runs_and_prints_what_the_page_shows(start_broker: StartBroker, tmp_path: Path) -> None:
-    [program] = [text for info, text in BLOCKS if info == "python run"]
-    [output] = [text for info, text in BLOCKS if info == "text output"]
-    broker = start_broker()
+    """The second with a token, where it takes one."""
+    (_, first, output), (_, second, whom) = steps("docs/grpc.md")
+    run(first, output, start_broker(), tmp_path)
+    secrets = tmp_path / "tokens.toml"
+    made = CliRunner().invoke(app, ["token", "add", "ci", "--role", "viewer", "--file", str(secrets)])
+    closed = start_broker(config=f'[auth]\ntokens = "{secrets}"\n')
+    run(second, whom, closed, tmp_path, SLUICE_TOKEN=made.stdout.strip())
+
+
+def run(program: str, output: str, broker: Broker, tmp_path: Path, **environ: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program.replace("localhost:9090", str(broker.address("grpc")))],
-        env=same_build(),
+        env={**same_build(), **environ},
         cwd=tmp_path,
         capture_output=True,
         text=True,
