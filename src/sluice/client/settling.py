@@ -118,7 +118,7 @@ class Settler:
         name = f"{topic}/{verb}".encode()
         here: list[Delivery] = []
         for one in deliveries:
-            if one.line == self.line and self._client.is_connected:
+            if verb == "$ack" or (one.line == self.line and self._client.is_connected):
                 here.append(one)
             else:
                 self.say(one, verb, [])
