@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from sluice.client import Client, Draft, Message, PublishRefused
+from sluice.client import Backoff, Client, Draft, Message, PublishRefused
 from tests.brokers import Broker, StartBroker
 
 
@@ -220,3 +221,43 @@ async def test_an_old_client_is_cut_off_when_its_message_was_not_stored(start_br
     writer.write(b"\x32" + bytes([2 + len(topic) + 2]) + len(topic).to_bytes(2, "big") + topic + b"\x00\x01")
     assert await reader.read() == b""
     writer.close()
+
+
+async def test_whatever_a_worker_says_of_its_jobs_while_the_server_is_down_counts_when_it_is_back(
+    server: Server,
+) -> None:
+    assert server.broker is not None
+    port = server.broker.mqtt.port
+    options: dict[str, Any] = {"reconnect": True, "backoff": Backoff(0.05, 0.2), "clean_start": True}
+    async with asyncio.timeout(60), server.client("worker-1", **options) as client:
+        names = ["done", "failed", "bad", "unused", "long", "longer"]
+        await client.publisher("jobs").send_many(Draft(name, id=name) for name in names)
+        async with client.consumer("jobs") as jobs:
+            job = {one.text: one for one in [await anext(jobs) for _ in names]}
+            server.kill()
+            while client.is_connected:  # noqa: ASYNC110  until it has noticed
+                await asyncio.sleep(0.01)
+            saying = [
+                asyncio.create_task(word)
+                for word in (
+                    job["done"].ack(confirm=True),
+                    job["failed"].nack(delay="1h", confirm=True),
+                    job["bad"].reject(description="no good", confirm=True),
+                    job["unused"].release(confirm=True),
+                    job["long"].extend(),
+                )
+            ]
+            jobs.extend([job["longer"]])
+            server.start("--mqtt", f"127.0.0.1:{port}")
+            await asyncio.gather(*saying)
+            again = await anext(jobs)
+            assert (again.text, again.attempt) == ("unused", 1)
+            for one in (again, job["long"], job["longer"]):
+                await one.ack(confirm=True)
+            async with client.consumer("dlq/jobs") as letters:
+                assert (await anext(letters)).text == "bad"
+            async with httpx.AsyncClient(timeout=30, trust_env=False) as http:
+                address = server.broker.address("http")
+                groups = (await http.get(f"http://{address}/api/v1/queues/jobs/groups")).json()
+            ledger = groups[0]["ledger"]
+            assert (ledger["acked"], ledger["retrying"], ledger["dead"]) == (4, 1, 1)

@@ -176,6 +176,19 @@ def test_no_late_word_counts_while_another_has_the_message(engine: EngineUnderTe
     assert verify(engine.engine) == []
 
 
+@pytest.mark.parametrize("word", [reject, nack, release, extend])
+def test_who_was_given_it_again_itself_may_still_speak_of_it_by_the_old_token(
+    engine: EngineUnderTest, word: Callable[[EngineUnderTest, Delivery], None]
+) -> None:
+    old = had_before_a_crash(engine)
+    worker = engine.worker("w")
+    again = worker.lease()
+    assert again.payload == b"job"
+    word(engine, old)
+    assert engine.ledger().dead == (1 if word is reject else 0)
+    assert engine.group().nacked == (1 if word is nack else 0)
+
+
 @pytest.mark.parametrize("ordering", [STRICT, ANY_ORDER])
 def test_a_late_word_does_not_pass_by_an_earlier_message_of_its_key(make: MakeEngine, ordering: int) -> None:
     engine = make(ordering=ordering, batch_size=1)

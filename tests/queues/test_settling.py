@@ -247,7 +247,7 @@ def test_a_token_from_before_a_crash_is_worth_nothing(engine: EngineUnderTest) -
 def late(engine: EngineUnderTest, old: Delivery) -> bool:
     """What becomes of an ack for a delivery of an earlier life."""
     group = engine.engine.queues["tasks"].groups["workers"]
-    counted = engine.engine.finish_late(group, old.name, old.token)
+    counted = engine.engine.finish_late(group, old.name, old.token, "w")
     engine.settle_down()
     return counted
 

@@ -131,7 +131,7 @@ class World(Judge):
         name = message_id(pid, seq)
         if what == "ack":
             lease = None
-            counted = self.engine.finish_late(group, name, held.token)
+            counted = self.engine.finish_late(group, name, held.token, held.client)
         else:
             lease = self.engine.retake(group, name, held.token, held.client)
             counted = lease is not None

@@ -442,7 +442,7 @@ class QueueDoor:
         try:
             lease = engine.lease_of(group, name, token, client)
         except (UnknownDelivery, StaleDelivery):
-            if verb == ACK and engine.finish_late(group, place or name, token):
+            if verb == ACK and engine.finish_late(group, place or name, token, speaker):
                 return
             again = engine.retake(group, place or name, token, speaker) if verb != ACK else None
             if again is None:

@@ -6,7 +6,7 @@ their delivery. A delivery stays `held` until its settlement is answered, so tha
 reconnect (its line answer was lost) is known and not worked on twice.
 
 A broker that was started again, or another node that has taken the queue over, does not know what it had given to whom:
-it finds what we had by the tokens. So what came on an earlier connection is acked one by one.
+it finds what we had by the tokens. So what came on an earlier connection is settled one by one.
 """
 
 from __future__ import annotations
@@ -116,6 +116,13 @@ class Settler:
                 self.say(delivery, verb, [])
             return
         name = f"{topic}/{verb}".encode()
+        here: list[Delivery] = []
+        for one in deliveries:
+            if verb == "$ack" or (one.line == self.line and self._client.is_connected):
+                here.append(one)
+            else:
+                self.say(one, verb, [])
+        deliveries = here
         for at in range(0, len(deliveries), MOST_AT_ONCE):
             some = deliveries[at : at + MOST_AT_ONCE]
             properties = Properties()
@@ -168,7 +175,7 @@ class _Answer:
 
     def __call__(self, exchange: Exchange) -> None:
         deliveries, settler = self._deliveries, self._settler
-        if self._by_name and self._verb == "$ack" and isinstance(exchange, Outgoing):
+        if self._by_name and isinstance(exchange, Outgoing):
             if exchange.reason in (NO_MATCHING_SUBSCRIBERS, IMPLEMENTATION_SPECIFIC_ERROR):
                 deliveries = self._say_again(deliveries)
         error = exchange.error
@@ -191,7 +198,7 @@ class _Answer:
             )
 
     def _say_again(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Some of what we have acked is not known by name. What came on an earlier connection may be known by its
+        """Some of what we have settled is not known by name. What came on an earlier connection may be known by its
         token; those that this is no hope for."""
         settler = self._settler
         left: list[Delivery] = []
@@ -199,5 +206,5 @@ class _Answer:
             if one.line == settler.line or settler.held.get(one.id) is not one:
                 left.append(one)
             else:
-                settler.say(one, "$ack", [])
+                settler.say(one, self._verb, [])
         return left

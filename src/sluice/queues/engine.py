@@ -368,9 +368,9 @@ class Engine:
         lease.cursor.group.queue.process_latency.add(self.now - lease.last_at)
         settling.finish(self, lease, ACKED)
 
-    def finish_late(self, group: Group, name: bytes, token: i64) -> bool:
+    def finish_late(self, group: Group, name: bytes, token: i64, client: str) -> bool:
         """Done, and nothing is known of the delivery: whether it counts all the same."""
-        return late.finish(self, group, name, token)
+        return late.finish(self, group, name, token, client)
 
     def retake(self, group: Group, name: bytes, token: i64, client: str) -> Lease | None:
         """A delivery of which nothing is known, taken up again so that what is said of it counts."""

@@ -42,7 +42,7 @@ def _cursor_of(engine: Engine, group: Group, name: bytes, token: i64) -> Cursor 
     return cursor
 
 
-def finish(engine: Engine, group: Group, name: bytes, token: i64) -> bool:
+def finish(engine: Engine, group: Group, name: bytes, token: i64, client: str) -> bool:
     """Done; whether it counts."""
     cursor = _cursor_of(engine, group, name, token)
     if cursor is None:
@@ -52,7 +52,7 @@ def finish(engine: Engine, group: Group, name: bytes, token: i64) -> bool:
     if lease is None:
         take_from(engine, cursor, seq, ACKED, None)
         return True
-    if not token or (lease.state == LEASED and lease.token != token):
+    if not token or (lease.state == LEASED and lease.token != token and lease.holder != client):
         return False
     end(engine, lease, ACKED)
     return True
@@ -61,14 +61,15 @@ def finish(engine: Engine, group: Group, name: bytes, token: i64) -> bool:
 def retake(engine: Engine, group: Group, name: bytes, token: i64, client: str) -> Lease | None:
     """The delivery again, LEASED until a new deadline; None when the message is done, with another consumer, or must
     wait for an earlier one of its key. No consumer has it on its list, for it was not given out: its own words settle
-    it, or the deadline does. One that has failed under this very token is what it is: it was counted."""
+    it, or the deadline does. One that has failed under this very token is what it is: it was counted. What the same
+    client was given again meanwhile, because its session lasts, it speaks of by the old token as well."""
     cursor = _cursor_of(engine, group, name, token)
     if cursor is None:
         return None
     _, seq = parse_message_id(name)
     lease = cursor.leases.get(int(seq))
     if lease is not None:
-        if token and token == lease.token:
+        if token and (token == lease.token or (lease.state == LEASED and lease.holder == client)):
             return lease
         if token < lease.token or (lease.state != WAITING and lease.state != READY):
             return None
