@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.brokers import Broker, StartBroker, same_build
+from tests.pages import PAGES, commands
 from tests.services import NODE_MODULES, need_node_package, need_program
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -42,9 +43,21 @@ def run(broker: Broker, name: str, *told: str, by_variable: bool = False) -> lis
     return done.stdout.splitlines()
 
 
+# Run by the page of their use case, which shows all that they say (tests/test_pages.py).
+ON_A_PAGE = (
+    "consumer_paho.py",
+    "dead_letter_watch.py",
+    "from_plain_topics.py",
+    "from_shared_subscription.py",
+    "request_response.py",
+)
+
+
 def test_every_example_has_a_test() -> None:
     here = Path(__file__).read_text("utf-8")
     assert [one.name for one in EXAMPLES.iterdir() if one.is_file() and f'"{one.name}"' not in here] == []
+    told = "".join(script for page in PAGES if "use-cases" in page for script, _ in commands(page))
+    assert [name for name in ON_A_PAGE if f"python examples/{name}" not in told] == []
 
 
 def test_hello_publish_subscribe(broker: Broker) -> None:
@@ -74,43 +87,6 @@ def test_user_events(broker: Broker) -> None:
     assert "bob paid, attempt 3" in said and len(said) == 10
     assert said.index("bob paid, attempt 3") < said.index("bob left, attempt 1")
     assert said[-1] == "in order: True"
-
-
-def test_request_response(broker: Broker) -> None:
-    assert run(broker, "request_response.py") == [
-        "ann: welcome",
-        "eve: go away",
-        "no answer from '$queue/examples/nobody' within 0.2 s",
-    ]
-
-
-def test_dead_letter_watch(broker: Broker) -> None:
-    assert run(broker, "dead_letter_watch.py", f"http://{broker.address('http')}") == [
-        "alert: examples/invoices: rejected",
-        "printed: invoice 17",
-    ]
-
-
-def test_from_plain_topics(broker: Broker) -> None:
-    said = run(broker, "from_plain_topics.py")
-    assert said[0] == "the old subscriber hears 21.5"
-    assert sorted(said[1:]) == [
-        "the queue has examples/sensors/cellar/temperature 11.0",
-        "the queue has examples/sensors/kitchen/temperature 21.5",
-    ]
-
-
-def test_from_shared_subscription(broker: Broker) -> None:
-    assert run(broker, "from_shared_subscription.py") == [
-        "$share: in time",
-        "$queue: early, attempt 1, and the worker dies",
-        "$queue: early, attempt 2, done by another",
-    ]
-
-
-def test_consumer_paho(broker: Broker) -> None:
-    said = run(broker, "consumer_paho.py")
-    assert sorted(said) == ["resize cat.png, attempt 1", "resize dog.png, attempt 1"]
 
 
 def test_consumer_mqttjs(broker: Broker) -> None:

@@ -44,7 +44,7 @@ def test_the_pipelines_of_the_page_do_what_they_say(
                     stand_in(words)
                     continue
                 done = CliRunner().invoke(app, words[1:], catch_exceptions=False)
-                assert done.exit_code == 0, (words, done.output)
+                assert done.exit_code == 0, f"{words}\n{done.output}"
         elif info == "python run":
             exec(text.replace("http://127.0.0.1:8080", house.url), {})
         else:
@@ -58,18 +58,23 @@ def test_the_pipelines_of_the_page_do_what_they_say(
 
 
 def prepare(house: House, folder: Path) -> None:
-    """Two images that are done, one that was rejected; two sensors; a device."""
+    """Two images that are done, and one that was rejected, and done once it was repaired; two sensors; a device."""
     jobs = {"job-1": "cat", "job-2": "dog"}
     house.make()
+    house.door.advance(house.queue, "archive", {}, create=True)
+    asyncio.run(house.reject(b'{"id": 2, "width": "NaN"}', "width is NaN", message_id="job-3"))
     sent = [[("sent-at", b"2030-01-31T12:00:00Z")]] * len(jobs)
     house.fill(list(jobs.values()), message_id=list(jobs), headers=pa.array(sent, HEADERS))
-    house.fill(list(jobs.values()), queue="results", message_id=list(jobs))
-    asyncio.run(house.reject(b'{"id": 2, "width": NaN}', "width is NaN", message_id="job-3"))
+    house.fill(["cat", "dog", "2"], queue="results", message_id=["job-1", "job-2", "job-3"])
+    house.make("sensors/raw")
+    house.door.advance(
+        "sensors/raw", "cleaners", {}, create=True
+    )  # or the first transform would have the last word
     house.fill(["20.5"], queue="sensors/raw", key="s1")
     house.fill(["91.5"], queue="sensors/raw", key="s2")
     house.fill(["on", "off"], queue="devices/state", key="d1")
     (folder / "published.json").write_text(
-        "".join(json.dumps({"job": f"job-{nth}"}) + "\n" for nth in (1, 2))
+        "".join(json.dumps({"job": f"job-{nth}"}) + "\n" for nth in (1, 2, 3))
     )
 
 
