@@ -14,6 +14,11 @@ import pytest
 NODE_MODULES = Path(__file__).parent / "node" / "node_modules"
 
 
+# Options for a Java that runs for seconds: its second compiler would cost more than it gives, and to verify the classes
+# of Spark's own jars is a tenth of what a start takes.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+
+
 def need_program(name: str) -> str:
     """The path of a program; without it the test fails where it could be installed (CI, root), else it is skipped."""
     found = shutil.which(name)

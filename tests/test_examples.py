@@ -11,7 +11,7 @@ import pytest
 
 from tests.brokers import Broker, StartBroker, same_build
 from tests.pages import PAGES, commands
-from tests.services import NODE_MODULES, need_node_package, need_program
+from tests.services import NODE_MODULES, QUICK_JAVA, need_node_package, need_program
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -103,7 +103,7 @@ def test_spark_pipeline(start_broker: StartBroker) -> None:
     addresses = {"SLUICE_MQTT": f"mqtt://{broker.mqtt}", "SLUICE_URL": f"http://{broker.address('http')}"}
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "spark_pipeline.py")],
-        env={**same_build(), **addresses, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"},  # short runs
+        env={**same_build(), **addresses, "JAVA_TOOL_OPTIONS": QUICK_JAVA},
         capture_output=True,
         text=True,
         timeout=230,

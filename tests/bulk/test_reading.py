@@ -287,19 +287,55 @@ async def test_a_long_poll_ends_when_the_server_stops(own_house: BulkHouse) -> N
 # ---- the worker
 
 
-def worker_of(house: BulkHouse) -> int:
-    """The process that reads for a broker; 0 when there is none."""
+def workers_of(house: BulkHouse) -> list[int]:
+    """The processes that read for a broker."""
     parent = house.broker.process.pid
+    found: list[int] = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat") as stat, open(f"/proc/{name}/cmdline") as line:
                     is_child = int(stat.read().rpartition(")")[2].split()[1]) == parent
                     if is_child and "sluice.bulk.worker" in line.read():
-                        return int(name)
+                        found.append(int(name))
             except OSError:
                 continue
-    return 0
+    return found
+
+
+def worker_of(house: BulkHouse) -> int:
+    """The only one of them."""
+    [worker] = workers_of(house)
+    return worker
+
+
+async def test_whoever_reads_beside_another_has_a_process_of_its_own_and_outlives_the_other(
+    own_house: BulkHouse,
+) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("a core has one process")
+    house = own_house
+    await house.make(limits={"max_queue_depth": 1_000_000})
+    for batch in range(10):
+        await house.fill(values(300, 10_000), batch)
+    url = f"/bulk/queues/{house.queue}/partitions/0/rows?start=0&end=3000"
+    parts: list[bytes] = []
+    async with house.api.stream("GET", url) as answer:
+        pieces = answer.aiter_raw(65_536)
+        await anext(pieces)
+        first = worker_of(house)
+        async with house.api.stream("GET", url) as other:
+            assert len(workers_of(house)) == 2
+            os.kill(first, signal.SIGKILL)
+            with pytest.raises(httpx.RemoteProtocolError):
+                async for _ in pieces:
+                    pass
+            async for piece in other.aiter_raw():
+                parts.append(piece)
+    assert read_arrow(b"".join(parts)).num_rows == 3_000
+    for _ in range(3):  # one after the other they share one
+        assert (await house.rows(start=0, end=500)).num_rows == 500
+    assert worker_of(house) != first
 
 
 async def test_a_killed_worker_is_an_error_to_its_readers_and_to_nobody_else(own_house: BulkHouse) -> None:
@@ -335,7 +371,7 @@ async def test_a_slow_reader_holds_nobody_up_and_gets_everything(own_house: Bulk
         for _ in range(3):  # it reads nothing, and others read and publish
             assert (await house.rows(start=0, end=500)).num_rows == 500
             await house.publish("meanwhile")
-            memory.append(resident(worker_of(house)) + resident(house.broker.process.pid))
+            memory.append(sum(map(resident, [*workers_of(house), house.broker.process.pid])))
         assert max(memory) - min(memory) < 64 << 20
         async for piece in pieces:
             parts.append(piece)
@@ -356,7 +392,7 @@ async def test_a_reader_that_goes_away_is_forgotten(own_house: BulkHouse) -> Non
     for _ in range(40):  # more than may read at a time
         async with house.api.stream("GET", url) as answer:
             assert answer.status_code == 200
-    await until(lambda: threads_of(worker_of(house)) < 20)
+    await until(lambda: sum(map(threads_of, workers_of(house))) < 20)
     assert (await house.rows(start=0, end=3_000)).num_rows == 3_000
     assert "ERROR" not in house.broker.log_text().upper()
 

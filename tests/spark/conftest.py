@@ -22,7 +22,7 @@ from sluice.spark.offsets import Range, Task
 from sluice.spark.source import SluiceSource
 from tests.admin.living import Worker, publish
 from tests.brokers import Broker, same_build
-from tests.services import need_program
+from tests.services import QUICK_JAVA, need_program
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,8 +33,7 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.session.timeZone": "UTC",
     "spark.driver.memory": "1g",
-    # Tests run for seconds: the second compiler of Java would cost more than it gives.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -Xshare:auto",
+    "spark.driver.extraJavaOptions": QUICK_JAVA,
     "spark.log.level": "ERROR",
 }
 _names = count(1)

@@ -31,15 +31,13 @@ from pathlib import Path
 from sluice.errors import SluiceError
 from sluice.spark import Door, Where
 from tests.brokers import Broker, same_build
+from tests.services import QUICK_JAVA
 from tests.spark.feeding import LOOK_SECONDS, Feeder, finished
 from tests.spark.processes import Watch, descendants, free_port
 from tests.spark.streams import ARCHIVE, MOVER, SOURCE, TARGET
 
 PROGRAM = str(Path(__file__).with_name("streams.py"))
 PATIENCE = 180.0  # seconds for anything to happen: a driver starts slowly, on a busy machine very slowly
-LONGEST_CALL = (
-    600.0  # a broker that has taken a request and is mute: the door hangs up after 330 s, and tries again
-)
 LONGEST_CALL = (
     600.0  # a broker that has taken a request and is mute: the door hangs up after 330 s, and tries again
 )
@@ -105,6 +103,7 @@ class Stage:
                     **same_build(),
                     "TMPDIR": str(self.folder),
                     "SPARK_LOCAL_DIRS": str(self.folder / "local"),
+                    "JAVA_TOOL_OPTIONS": QUICK_JAVA,
                 },
                 stdout=log,
                 stderr=log,

@@ -12,7 +12,7 @@ from sluice.spark.faults import Refused
 from tests.spark.streams import ARCHIVE, MOVER, SOURCE
 
 AT_ONCE = 40  # messages of a batch of the feeder
-AHEAD = 400
+AHEAD = 200  # more would only be more to wait for at the end
 LOOK_SECONDS = 0.25  # what is looked at more often costs those who work
 
 

@@ -36,7 +36,6 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     "spark.log.level": "OFF",
 }
 

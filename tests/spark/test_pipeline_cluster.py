@@ -20,7 +20,7 @@ import pytest
 from sluice.spark.home import lean_home
 from tests.brokers import same_build
 from tests.pages import commands
-from tests.services import need_program
+from tests.services import QUICK_JAVA, need_program
 from tests.spark.conftest import House
 
 WAIT = 90.0
@@ -52,7 +52,7 @@ class Cluster:
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": HERE,
             "SPARK_WORKER_DIR": str(folder / "work"),
-            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1",
+            "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA,
         }
         self._running: list[subprocess.Popen[bytes]] = []
         self.url = ""
@@ -73,8 +73,8 @@ class Cluster:
             "spark.driver.host": HERE,
             "spark.executor.memory": "600m",
             "spark.executorEnv.PYTHONPATH": self._environ["PYTHONPATH"],
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-            "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+            "spark.driver.extraJavaOptions": QUICK_JAVA,
+            "spark.executor.extraJavaOptions": QUICK_JAVA,
             "spark.sql.shuffle.partitions": "1",
         }
         told = shlex.join(part for name, value in settings.items() for part in ("--conf", f"{name}={value}"))

@@ -1,12 +1,12 @@
 """Ranges for readers over HTTP: who builds them, and how the bytes get there.
 
-The door runs on a loop of its own, in the broker's process. For a store with files it leaves all the work to the worker
-process (`bulk/worker.py`): it asks the broker where messages are, slice by slice, and passes that on. What the worker
+The door runs on a loop of its own, in the broker's process. For a store with files it leaves all the work to worker
+processes (`bulk/worker.py`): it asks the broker where messages are, slice by slice, and passes that on. What a worker
 makes goes through a socket into the answer, or, on a connection without TLS, straight into the client's own: then the
 broker's process never touches it. A store without files is read by the broker, and built here.
 
-The worker is started when somebody reads, ended when nobody has for a while, and started again when it has died. Its
-death is an error to those who were reading.
+A worker is started when somebody reads, ended when nobody has for a while, and another started when it has died. Its
+death is an error to those who were reading with it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ END_SECONDS: Final = 2.0  # what a worker may take to end
 AHEAD: Final = 2  # slices that the worker has while it works on one
 CHUNK_BYTES: Final = 1 << 18
 WAY_BYTES: Final = 1 << 20  # what lies between worker and answer, at most
-MOST_READERS: Final = 32  # at a time; each has some 20 MB in the worker
+MOST_READERS: Final = 32  # at a time; each has some 20 MB in its worker
+MOST_WORKERS: Final = 4  # at a time; each has some 70 MB of its own, and the broker goes before all of them
 MOST_TRIES: Final = 60  # a message that is being moved is there again within moments
 TRY_SECONDS: Final = 0.05
 # A worker needs some 20 MB for each reader, again and again. glibc would give them back to the system after each batch,
@@ -89,6 +90,7 @@ class Worker:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self.line = ours
+        self.readers = 0  # that it has now
         try:
             path = os.pathsep.join([str(Path(sluice.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
             self.process = subprocess.Popen(
@@ -120,34 +122,34 @@ class Worker:
 
 
 class Workshop:
-    """The worker and its life. On the door's loop."""
+    """The workers and their life. On the door's loop.
 
-    def __init__(self, directory: str, idle_seconds: float = IDLE_SECONDS) -> None:
+    There may be one for each core, because the readers of one share an interpreter lock: while a batch is made for one
+    of them, none can send. A reader gets the worker that has fewest, and a new one only where all have some already, so
+    that whoever reads alone has one process, and its maps, for everything."""
+
+    def __init__(self, directory: str, idle_seconds: float = IDLE_SECONDS, most: int = 0) -> None:
         self._directory = directory
         self._idle_seconds = idle_seconds
-        self._worker: Worker | None = None
+        self._most = most or min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+        self._workers: list[Worker] = []
         self._readers = 0
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
-    @property
-    def pid(self) -> int:
-        """Of the worker's process; 0 when there is none."""
-        return self._worker.process.pid if self._worker is not None and self._worker.is_alive() else 0
-
-    def begin(self, wanted: Wanted, pids: list[int], way: int, chunked: bool) -> socket.socket:
-        """Hand a reader over; the line to its thread. `pids` are those of the parts."""
+    def begin(self, wanted: Wanted, pids: list[int], way: int, chunked: bool) -> tuple[Worker, socket.socket]:
+        """Hand a reader over; to whom, and the line to its thread. `pids` are those of the parts."""
         if self._readers >= MOST_READERS:
             raise TooManyReaders(MOST_READERS)
         ours, theirs = socket.socketpair()
         try:
-            for _ in range(2):
+            for _ in range(self._most + 1):
                 worker = self._ready_worker()
                 try:
                     worker.hand_over(theirs, way)
                     break
                 except OSError:
-                    self._let_go()  # it died a moment ago
+                    self._let_go(worker)  # it died a moment ago
             else:
                 raise WorkerLost
         except BaseException:
@@ -164,41 +166,48 @@ class Workshop:
             "chunked": chunked,
         }
         ours.send(words.said(words.REQUEST, json.dumps(asked).encode()))  # less than a socket holds
+        worker.readers += 1
         self._readers += 1
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        return ours
+        return worker, ours
 
-    def finish(self) -> None:
-        """A reader is done."""
+    def finish(self, worker: Worker) -> None:
+        """A reader of that one is done."""
+        worker.readers -= 1
         self._readers -= 1
         if self._readers == 0 and not self._is_closed:
-            self._timer = asyncio.get_running_loop().call_later(self._idle_seconds, self._let_go)
+            self._timer = asyncio.get_running_loop().call_later(self._idle_seconds, self._let_all_go)
 
     def _ready_worker(self) -> Worker:
         if self._is_closed:
             raise WorkerLost
-        if self._worker is not None and not self._worker.is_alive():
+        for worker in [one for one in self._workers if not one.is_alive()]:
             log.warning(
                 "the bulk reader had died; another is started",
-                extra={"code": self._worker.process.returncode},
+                extra={"code": worker.process.returncode},
             )
-            self._let_go()
-        if self._worker is None:
-            self._worker = Worker()
-        return self._worker
+            self._let_go(worker)
+        least = min(self._workers, key=lambda one: one.readers, default=None)
+        if least is None or (least.readers and len(self._workers) < self._most):
+            least = Worker()
+            self._workers.append(least)
+        return least
 
-    def _let_go(self) -> None:
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.end()
+    def _let_go(self, worker: Worker) -> None:
+        self._workers.remove(worker)
+        worker.end()
+
+    def _let_all_go(self) -> None:
+        for worker in self._workers.copy():
+            self._let_go(worker)
 
     def close(self) -> None:
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self._let_go()
+        self._let_all_go()
 
 
 class Feed:
@@ -224,6 +233,7 @@ class Reading:
         self._wanted = wanted
         self._slices = slices
         self._feeds = [Feed(part) for part in wanted.parts]
+        self._worker: Worker | None = None
         self._way: socket.socket | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._feeding: asyncio.Task[None] | None = None
@@ -233,7 +243,7 @@ class Reading:
         first = [await self._next(feed) for feed in self._feeds]
         pids = [one.pid for one in first]
         if connection >= 0:
-            line = self._workshop.begin(self._wanted, pids, connection, True)
+            self._worker, line = self._workshop.begin(self._wanted, pids, connection, True)
         else:
             self._way, theirs = socket.socketpair()
             with theirs:
@@ -241,7 +251,7 @@ class Reading:
                     end.setblocking(False)
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WAY_BYTES)
                 try:
-                    line = self._workshop.begin(self._wanted, pids, theirs.fileno(), False)
+                    self._worker, line = self._workshop.begin(self._wanted, pids, theirs.fileno(), False)
                 except BaseException:
                     self._way.close()
                     raise
@@ -347,7 +357,8 @@ class Reading:
             self._writer.close()
         if self._way is not None:
             self._way.close()
-        self._workshop.finish()
+        assert self._worker is not None
+        self._workshop.finish(self._worker)
 
 
 class LocalReading:

@@ -24,7 +24,7 @@ from sluice.spark.faults import InvalidOption
 
 VERSION: Final = 1
 TASK_ROWS: Final = 2000  # what one task reads as fast as several would
-TASK_BYTES: Final = 512 << 20  # what a task reads at most, about: some three seconds of work
+TASK_BYTES: Final = 1 << 30  # what a task reads at most, about: some five seconds of work
 ROW_BYTES: Final = 1024  # where nobody has looked yet
 Place = tuple[str, int]  # queue and partition
 Sequences = dict[Place, int]
