@@ -306,11 +306,17 @@ def end_of_client(topic: bytes) -> i64:
     cut: i64 = len(WRITE)
     while cut + WORD <= end:
         word = read_i64_le(topic, cut) ^ SLASHES
-        if ((word | (word - ONES)) >> 7) & ONES:
-            break  # one of these eight is a slash, or none is for sure
+        slashes = (
+            ((word - ONES) & ~word) >> 7
+        ) & ONES  # a bit for the first of them at least, and none before it
+        if slashes:
+            before = ((slashes & -slashes) - 1) & ONES  # a bit for each byte that stands before it,
+            cut += ((before * ONES) >> 56) & 0xFF  # and so many bits that is
+            break
         cut += WORD
-    while cut < end and topic[cut] != 0x2F:
-        cut += 1
+    else:
+        while cut < end and topic[cut] != 0x2F:
+            cut += 1
     return cut if len(WRITE) < cut < end - 1 else -1
 
 
