@@ -179,7 +179,7 @@ class Finder:
         nth = 0
         while nth < size:
             if found[nth] >= 0:
-                seen |= words[found[nth] * HEAD] | words[found[nth] * HEAD + BASE]
+                seen |= words[found[nth] * HEAD] | words[found[nth] * HEAD + HEAD - 1]
             nth += 1
         nth = 0
         while nth < size:
