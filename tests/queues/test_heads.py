@@ -29,3 +29,12 @@ def test_names_that_differ_little_have_different_hashes() -> None:
         names.add(bytes(name))
     assert len({int(hash_of(name)) for name in names}) == len(names)
     assert all(-(1 << 63) <= hash_of(name) < 1 << 63 for name in names)
+
+
+def test_names_that_are_numbered_are_spread_over_the_table_as_if_by_chance() -> None:
+    spots = 1 << 14
+    for front in (b"", b"owner-", b"a-longer-name-than-that-"):
+        hashes = [int(hash_of(b"%s%d" % (front, number))) for number in range(spots)]
+        for shift in (0, 6, 20, 40):
+            used = len({found >> shift & (spots - 1) for found in hashes})
+            assert 0.60 * spots < used < 0.66 * spots  # 1 - 1/e of them

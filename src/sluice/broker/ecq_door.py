@@ -135,7 +135,7 @@ class EcqDoor:
         self._waiting = nth + 1
         if nth + 1 >= self.most:
             self.catch_up()
-        else:
+        elif nth == 0:
             self._turn.put_off = self._catch_up
         session.router.hold_back(connection)
 
@@ -154,17 +154,19 @@ class EcqDoor:
         if size > 1:
             exclusive.finder.find_all(clients, marks, found, size)
         values = exclusive.values
+        writes = self._writes
         nth: i64 = 0
         while nth < size:
+            at = found[nth]
             if exclusive.values != values:
-                found[nth] = -1  # there is a new key, and with it all rows of its owner may be elsewhere
-            write = self._writes[nth]
+                at = -1  # there is a new key, and with it all rows of its owner may be elsewhere
+            write = writes[nth]
             payload = write.payload
             write.payload = b""  # which may be large, and the next to wait here may be long in coming
             try:
                 exclusive.write(
-                    found[nth],
-                    b"" if found[nth] >= 0 else write.topic[len(WRITE) : write.cut],
+                    at,
+                    b"" if at >= 0 else write.topic[len(WRITE) : write.cut],
                     clients[nth],
                     marks[nth],
                     write.key,
@@ -298,19 +300,30 @@ class EcqDoor:
                 exclusive.feed(reader)
 
 
+def is_write(topic: bytes) -> bool:
+    """Whether a topic begins with `WRITE`, and goes on: seven bytes are compared at once."""
+    return len(topic) >= WORD and read_i64_le(topic, 0) & WRITE_MASK == WRITE_WORD
+
+
 def end_of_client(topic: bytes) -> i64:
     """Where the name of the client ends in a topic that can be written to; -1 when it is none."""
     end: i64 = len(topic)
-    if end < WORD or read_i64_le(topic, 0) & WRITE_MASK != WRITE_WORD:
+    if not is_write(topic):
         return -1
     cut: i64 = len(WRITE)
     while cut + WORD <= end:
         word = read_i64_le(topic, cut) ^ SLASHES
-        if ((word | (word - ONES)) >> 7) & ONES:
-            break  # one of these eight is a slash, or none is for sure
+        slashes = (
+            ((word - ONES) & ~word) >> 7
+        ) & ONES  # a bit for the first of them at least, and none before it
+        if slashes:
+            before = ((slashes & -slashes) - 1) & ONES  # a bit for each byte that stands before it,
+            cut += ((before * ONES) >> 56) & 0xFF  # and so many bits that is
+            break
         cut += WORD
-    while cut < end and topic[cut] != 0x2F:
-        cut += 1
+    else:
+        while cut < end and topic[cut] != 0x2F:
+            cut += 1
     return cut if len(WRITE) < cut < end - 1 else -1
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64
 
 from sluice.broker.ecq_door import PREFIX as ECQ_PREFIX
-from sluice.broker.ecq_door import EcqDoor
+from sluice.broker.ecq_door import EcqDoor, is_write
 from sluice.broker.queue_consumer import QueueConsumer
 from sluice.broker.queue_members import QueueMembers
 from sluice.broker.queue_reasons import reason_of, subscribe_reason_of
@@ -119,7 +119,7 @@ class QueueDoor:
     def takes(self, topic: bytes) -> bool:
         """Whether a topic is one of ours."""
         if len(topic) > 1 and topic[1] == ECQ_PREFIX[1]:
-            return begins(topic, ECQ_PREFIX)
+            return is_write(topic) or begins(topic, ECQ_PREFIX)
         return begins(topic, PREFIX) or begins(topic, ADMIN_PREFIX)
 
     def watch(self) -> None:

@@ -34,6 +34,7 @@ EMPTY: Final = -1
 class Part:
     def __init__(self) -> None:
         self.entries: vec[i64] = vec[i64]()
+        self.mask: i64 = 0  # of a place among them
         self.used: i64 = 0
         self.resize(SMALLEST)
 
@@ -75,6 +76,7 @@ class Part:
         while len(entries) < size:
             entries = append(entries, i64(EMPTY))
         self.entries = entries
+        self.mask = size - 1
         at: i64 = 0
         while at < len(old):
             if old[at] != EMPTY:
@@ -91,6 +93,10 @@ class Finder:
         self._heads: Heads = space.heads
         self._parts: list[Part] = [Part() for _ in range(PARTS)]
         self._nobody: Owner = Owner("", 0, 1, Space())
+        self._first: vec[i64] = vec[
+            i64
+        ]()  # where `find_all` is about to look for each: a piece and a word of it,
+        self._second: vec[i64] = vec[i64]()  # and another word of it
         self._seen: i64 = 0  # of no use to anybody; looks at memory whose result is kept are not left out
 
     # ---- owners
@@ -148,35 +154,46 @@ class Finder:
         """Find the values of several keys, and have all that a write needs of them near.
 
         A look at memory that is in no cache takes as long as hundreds of instructions. Those of one `find` wait for
-        one another. Those of different keys do not, and the processor has several under way at a time if little else
-        stands between them: so each loop has one kind of look, and only the last is sure of what it sees."""
+        one another. Those of different keys do not, and the processor has as many under way as it sees ahead, which is
+        some three hundred instructions. So far looks have loops of their own in which hardly anything else is done,
+        what follows from them is worked out in the loops between, and only the last is sure of what it sees."""
         words = self._heads.words
+        parts = self._parts
         pieces = self._space.at
+        while len(self._first) < size:
+            self._first = append(self._first, i64(0))
+            self._second = append(self._second, i64(0))
+        first = self._first
+        second = self._second
         seen: i64 = 0
         nth: i64 = 0
         while nth < size:
-            entries = self._parts[clients[nth] & (PARTS - 1)].entries
-            found[nth] = entries[(clients[nth] >> PART_BITS) & (i64(len(entries)) - 1)]
+            client = clients[nth]
+            part = parts[client & (PARTS - 1)]
+            seen |= part.entries[(client >> PART_BITS) & part.mask]
             nth += 1
         nth = 0
         while nth < size:
-            if found[nth] != EMPTY:
-                found[nth] = self._candidate(clients[nth])
-                if found[nth] >= 0:
-                    seen |= words[found[nth] * HEAD] | words[found[nth] * HEAD + BASE]
+            found[nth] = self._candidate(clients[nth])
             nth += 1
         nth = 0
         while nth < size:
             if found[nth] >= 0:
-                base = words[found[nth] * HEAD + BASE]
-                bits = (base >> BITS_AT) & BITS_MASK
-                slot = first_slot(marks[nth], bits)
-                near = (slot + 2) & (
-                    (1 << bits) - 1
-                )  # one key in two stands in the line of the cache behind the first
-                at = base & WORD_MASK
-                rows = pieces[base >> PIECE_AT].rows
-                seen |= rows[at + slot * ROW] | rows[at + near * ROW]
+                seen |= words[found[nth] * HEAD] | words[found[nth] * HEAD + HEAD - 1]
+            nth += 1
+        nth = 0
+        while nth < size:
+            base = words[found[nth] * HEAD + BASE] if found[nth] >= 0 else i64(0)
+            bits = (base >> BITS_AT) & BITS_MASK
+            slot = first_slot(marks[nth], bits)
+            first[nth] = base + slot * ROW
+            # Where the line of the cache behind it is, in which one key in two stands.
+            second[nth] = (base & WORD_MASK) + ((slot + 2) & ((1 << bits) - 1)) * ROW
+            nth += 1
+        nth = 0
+        while nth < size:
+            rows = pieces[first[nth] >> PIECE_AT].rows
+            seen |= rows[first[nth] & WORD_MASK] | rows[second[nth]]
             nth += 1
         nth = 0
         while nth < size:
@@ -191,17 +208,18 @@ class Finder:
 
     def _candidate(self, client: i64) -> i64:
         """The place of the first owner that may be the one, by what the table knows; -1 when there is none."""
-        entries = self._parts[client & (PARTS - 1)].entries
-        mask: i64 = len(entries) - 1
+        part = self._parts[client & (PARTS - 1)]
+        entries = part.entries
+        mask = part.mask
         tag: i64 = (client >> PART_BITS) & TAG_MASK
         at = tag & mask
         entry = entries[at]
-        while entry != EMPTY:
-            if entry >> TAG_AT == tag:
-                return entry & PLACE_MASK
+        while entry >> TAG_AT != tag:
+            if entry == EMPTY:
+                return -1
             at = (at + 1) & mask
             entry = entries[at]
-        return -1
+        return entry & PLACE_MASK
 
 
 def entry_of(owner: Owner) -> i64:

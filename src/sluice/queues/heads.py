@@ -31,56 +31,60 @@ WORD_MASK: Final = 0xFFFF_FFFF
 # The hash of a name: see `name_hash`.
 WORD: Final = 8
 SEVEN_BYTES: Final = 0xFF_FFFF_FFFF_FFFF
+STIRRED: Final = 0x1C8E_4F7B_3A59_D62D  # odd
+ALL: Final = 0x3FFF_FFFF_FFFF_FFFF
+HALF: Final = 0xFFFF_FFFF
+TOP: Final = 0x7FFF_FFFF
 LONGEST: Final = 32  # bytes of a name for which it is quicker
-PRIME: Final = 0x7FFF_FFFF
 FRONT: Final = b"$ECQ/w/"  # what stands before the name where it is hashed most often
 
-_FIRST: Final[i64] = hash(b"one secret number") & 0x3FFF_FFFF | 0x100
-_SECOND: Final[i64] = hash(b"another secret number") & 0x3FFF_FFFF | 0x100
+
+def _secrets(name: bytes) -> vec[i64]:
+    """Numbers of 64 bits that nobody outside this process knows: one for the size, two for each word of a name."""
+    found = vec[i64]()
+    for nth in range(1 + 2 * LONGEST // WORD):
+        found = append(found, i64(hash(b"%s %d" % (name, nth))))
+    return found
+
+
+_FIRST: Final[vec[i64]] = _secrets(b"one")
+_SECOND: Final[vec[i64]] = _secrets(b"another")
 
 
 def name_hash(data: bytes, start: i64, end: i64) -> i64:
-    """Of the name that stands there, behind `FRONT` or as many other bytes. It is the value of two polynomials, whose
-    coefficients are the bytes of the name, at two points that nobody outside knows: 62 bits, of which two names of up
-    to `LONGEST` bytes have the same with a chance of one in 2^52, whoever chose them. Nobody gets to see any of it."""
+    """Of the name that stands there, behind `FRONT` or as many other bytes: 62 bits, of which two names of up to
+    `LONGEST` bytes have the same with a chance of one in 2^62, whoever chose them. Nobody gets to see any of it.
+
+    It is multilinear: the halves of its words, each times a secret number of 64 bits, are added modulo 2^64, and the
+    highest bits of the sum count. There are two such sums. (Interpreted, nothing is modulo: those bits are the same.)
+    Sums of numbered names go up in even steps, and would stand side by side in the table: so they are stirred at the
+    end, which takes each of 2^62 numbers to another one."""
     size = end - start
     if size > LONGEST:
         return hash(data[start:end])
-    first = size
-    second = size
+    ones = _FIRST
+    others = _SECOND
+    first = size * ones[0]
+    second = size * others[0]
     at = start
-    while at + WORD <= end:
-        word = read_i64_le(data, at)
-        first = _fold(first, word, _FIRST)
-        second = _fold(second, word, _SECOND)
+    nth: i64 = 1
+    while at < end:
+        word = read_i64_le(data, at) if at + WORD <= end else last_bytes(data, end, end - at)
+        low = word & HALF
+        high = (word >> 32) & HALF
+        first += low * ones[nth] + high * ones[nth + 1]
+        second += low * others[nth] + high * others[nth + 1]
+        nth += 2
         at += WORD
-    if at < end:
-        word = last_bytes(data, end, end - at)
-        first = _fold(first, word, _FIRST)
-        second = _fold(second, word, _SECOND)
-    return _rest(first) << 31 | _rest(second)
+    both = ((first >> 33) & TOP) << 31 | ((second >> 33) & TOP)
+    both = ((both ^ both >> 29) * STIRRED) & ALL
+    return both ^ both >> 32
 
 
 def last_bytes(data: bytes, end: i64, size: i64) -> i64:
     """Fewer than eight bytes that end there, as one number; before them there are enough others to make it eight."""
     mask: i64 = SEVEN_BYTES >> ((7 - size) << 3)  # and not 1 << ..., which compiled is a C int of 32 bits
     return (read_i64_le(data, end - WORD) >> ((WORD - size) << 3)) & mask
-
-
-def _fold(sum: i64, word: i64, point: i64) -> i64:
-    """Three more coefficients, from eight bytes. What comes out is below 2^32, and the same modulo `PRIME`."""
-    sum = sum * point + (word & 0x3F_FFFF)
-    sum = (sum & PRIME) + (sum >> 31)
-    sum = sum * point + ((word >> 22) & 0x1F_FFFF)
-    sum = (sum & PRIME) + (sum >> 31)
-    sum = sum * point + ((word >> 43) & 0x1F_FFFF)
-    return (sum & PRIME) + (sum >> 31)
-
-
-def _rest(sum: i64) -> i64:
-    """Modulo `PRIME`, of what is below 2^32: a division would take longer than all the rest."""
-    sum = (sum & PRIME) + (sum >> 31)
-    return sum if sum < PRIME else sum - PRIME
 
 
 def hash_of(client: bytes) -> i64:

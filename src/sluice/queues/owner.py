@@ -27,7 +27,7 @@ from sluice.queues.block import GONE
 from sluice.queues.heads import BASE, BITS_AT, HEAD, NEXT, PIECE_AT, Heads, hash_of
 from sluice.queues.heads import FACTS as HEAD_FACTS
 from sluice.queues.rows import ADDRESS, FACTS, MARK, ROW, find_row, free_row
-from sluice.queues.space import NOWHERE, Piece, Space
+from sluice.queues.space import LEAD, NOWHERE, Piece, Space
 
 if TYPE_CHECKING:
     from sluice.queues.ports import Reader
@@ -315,7 +315,7 @@ class Owner:
             self.piece, self.start = NOWHERE, 0
         else:
             run = self._space.take(bits)
-            self.piece, self.start = run.piece, run.first * ROW
+            self.piece, self.start = run.piece, LEAD + run.first * ROW
             rows = self.piece.rows
             at = self.start
             end = at + (ROW << bits)
@@ -342,7 +342,7 @@ class Owner:
                 self._set(slot, old[at], old[at + ADDRESS], old[at + MARK], old[at + FACTS])
                 self._used += 1
             at += ROW
-        self._space.give(piece, was // ROW, old_bits)
+        self._space.give(piece, (was - LEAD) // ROW, old_bits)
 
     def move(self, slot: i64, address: i64) -> None:
         self.piece.rows[self.start + slot * ROW + ADDRESS] = address

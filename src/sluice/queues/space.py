@@ -16,6 +16,7 @@ from sluice.queues.heads import Heads
 from sluice.queues.rows import ROW
 
 PIECE_BITS: Final = 16  # rows of a piece, as a power of two; one that needs more than a piece has its own
+LEAD: Final = 3  # words before the first row: a large array begins so many words before a line of the cache does
 FIRST_BITS: Final = 10  # of the first piece: most brokers have few owners, or none
 
 
@@ -23,7 +24,7 @@ class Piece:
     def __init__(self, bits: i64) -> None:
         self.bits: i64 = bits
         self.number: i64 = 0  # among all pieces: see `Space.at`
-        words: i64 = ROW << bits
+        words: i64 = LEAD + (ROW << bits)
         rows = vec[i64](capacity=words)
         while len(rows) < words:
             rows = append(rows, i64(0))
