@@ -157,7 +157,7 @@ class Shell:
         usual = same_build()
         self.environ = {
             **usual,
-            "PATH": f"{self._tools}:{os.environ['PATH']}",
+            "PATH": f"{self._tools}:{os.environ['PATH']}:/usr/sbin",  # Debian keeps servers there
             "PYTHONPATH": f"{usual['PYTHONPATH']}:{PEERS}",
             "SLUICE_LISTEN__MQTT": "127.0.0.1:0",  # of a broker that the page starts: ports that are free
             "SLUICE_HTTP": "127.0.0.1:0",

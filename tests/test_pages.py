@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -142,6 +143,8 @@ def prepare(shell: Shell, page: str) -> None:
     for name, text in PREPARED.get(page, {}).items():
         (shell.folder / name).parent.mkdir(exist_ok=True)
         (shell.folder / name).write_text(text)
+    if page == "docs/performance.md" and not shutil.which("mosquitto", path=shell.environ["PATH"]):
+        need_program("mosquitto")
     if page == "docs/security.md":
         certificate = trustme.CA().issue_cert("localhost")
         certificate.private_key_pem.write_to_path(str(shell.folder / "key.pem"))
