@@ -16,7 +16,7 @@ from sluice.queues.heads import Heads
 from sluice.queues.rows import ROW
 
 PIECE_BITS: Final = 16  # rows of a piece, as a power of two; one that needs more than a piece has its own
-LEAD: Final = 3  # words before the first row: a large array begins so many words before a line of the cache does
+LEAD: Final = 3  # words before the first row: with them no row of a large array crosses a line of the cache
 FIRST_BITS: Final = 10  # of the first piece: most brokers have few owners, or none
 
 
