@@ -10,10 +10,9 @@ from sluice.errors import MessageTooLarge, QueueFull
 from sluice.queues.finder import Finder
 from sluice.queues.journal import Note, NoteWriter
 from sluice.queues.owner import SLOT_BITS, SLOT_MASK, Owner
-from sluice.queues.snapshot import OLDEST, SnapshotReader
 from sluice.queues.space import Space
 from tests.queues.conftest import MakeEngine
-from tests.queues.kit import EngineUnderTest, parse_rules
+from tests.queues.kit import EngineUnderTest
 from tests.queues.owners import Taker, kept, leave, seek, subscribe, write
 
 
@@ -255,18 +254,6 @@ def test_the_disk_does_not_grow_while_values_are_written_without_a_pause(make: M
         bench.advance(seconds=1)
         most = max(most, sum(bench.store.segment_sizes().values()))
     assert most <= 1.8 * int(bench.engine.exclusive.owners["car-1"].kept_bytes)
-
-
-def test_a_snapshot_without_exclusive_queues_is_still_read(engine: EngineUnderTest) -> None:
-    """Stores of the version before are opened as they are."""
-    out = NoteWriter(OLDEST)
-    for _ in range(3):
-        out.number(9)
-    engine.engine.keeping.write_snapshot(out)
-    engine.engine.batches.write_snapshot(out, 0.0)
-    out.number(0)
-    SnapshotReader(engine.engine, parse_rules).read(out.value())
-    assert engine.engine.next_qid == 9
 
 
 @pytest.mark.parametrize("kept_before", [True, False])
