@@ -2,6 +2,7 @@
 
     python bench/bulk.py [--rows 300000] [--size 1000]           a partition read by an HTTP client alone, and a batch
     python bench/bulk.py --harness HARNESS [--rounds 5]          and queue throughput with and without such a reader
+    ... --readers 2 --core 0,1                                   or with several, which have a process each by then
 
 One broker, compiled or not (`sluice` on the PATH, or $SLUICE). The client throws the rows away, or turns them into
 record batches. With the load harness, a case of it runs in turn without and with a reader that reads another queue
@@ -195,15 +196,18 @@ def loop(address: str) -> None:
     print(json.dumps({"rows_per_s": rows / (time.perf_counter() - began)}))
 
 
-def worker_of(broker: int) -> int:
-    """The process that reads for a broker. It was born on the broker's core."""
+def workers_of(broker: int) -> list[int]:
+    """The processes that read for a broker. They were born on the broker's core."""
+    found: list[int] = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             with suppress(OSError):
                 is_child = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]) == broker
                 if is_child and "sluice.bulk.worker" in Path(f"/proc/{name}/cmdline").read_text():
-                    return int(name)
-    raise SystemExit("nobody reads")
+                    found.append(int(name))
+    if not found:
+        raise SystemExit("nobody reads")
+    return found
 
 
 def beside(options: Any, facts: dict[str, str]) -> None:
@@ -217,16 +221,18 @@ def beside(options: Any, facts: dict[str, str]) -> None:
     run_case(mqload, arguments, facts, options)  # warm, and the queue is there
     for _ in range(options.rounds):
         alone = run_case(mqload, arguments, facts, options)
-        reader = Reader(facts, options.gen_core)
+        readers = [Reader(facts, options.gen_core) for _ in range(options.readers)]
         time.sleep(1)
         if options.worker_core:
-            os.sched_setaffinity(worker_of(int(facts["pid"])), {int(options.worker_core)})
+            for worker in workers_of(int(facts["pid"])):
+                os.sched_setaffinity(worker, {int(options.worker_core)})
         with_reader = run_case(mqload, arguments, facts, options)
-        rows = reader.end()["rows_per_s"]
+        rows = sum(reader.end()["rows_per_s"] for reader in readers)
         found.append((alone, with_reader, rows))
         print(
-            f"  alone {alone[RATE]:,.0f}/s, {alone[PER_CPU]:,.0f}/CPU-s   with a reader {with_reader[RATE]:,.0f}/s, "
-            f"{with_reader[PER_CPU]:,.0f}/CPU-s   it reads {rows:,.0f} rows/s",
+            f"  alone {alone[RATE]:,.0f}/s, {alone[PER_CPU]:,.0f}/CPU-s   "
+            f"with {options.readers} reading {with_reader[RATE]:,.0f}/s, {with_reader[PER_CPU]:,.0f}/CPU-s   "
+            f"read: {rows:,.0f} rows/s",
             flush=True,
         )
     for key, name in ((RATE, "messages per second"), (PER_CPU, "messages per second of broker CPU")):
@@ -241,6 +247,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--secs", type=float, default=3.0)
     parser.add_argument("--harness", default="", help="folder of the load harness")
+    parser.add_argument("--readers", type=int, default=1, help="beside one another")
     parser.add_argument("--case", default="q1k")
     parser.add_argument("--core", default="1", help="of the broker")
     parser.add_argument("--gen-core", default="0", help="of the generator and the reader")
