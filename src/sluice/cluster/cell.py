@@ -371,7 +371,8 @@ class CellAbroad(Abroad):
 
 def _key(mark: int, share: bytes) -> int:
     """One part of what becomes of a message: a shared subscription of its name, or all who subscribe by themselves."""
-    return mark << KEY_BITS | (zlib.crc32(share) & 0xFFFF | 1 if share else 0)
+    part = zlib.crc32(share) & ((1 << KEY_BITS) - 1) | 1 if share else 0
+    return mark << KEY_BITS | part
 
 
 def _nobody_waits(taken: int, fault: str) -> None:

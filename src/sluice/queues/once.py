@@ -22,7 +22,7 @@ SINCE: Final = 6  # the first version of the snapshot that tells of marks
 MOST_ORIGINS: Final = (
     4096  # sessions of other cells whose marks are known; the one not heard of for longest goes
 )
-KEY_BITS: Final = 16  # of a key: which part of a message it is about, behind its mark
+KEY_BITS: Final = 24  # of a key: which part of a message it is about, behind its mark
 
 
 class Once:
