@@ -8,6 +8,7 @@ import pytest
 
 from sluice.queues.block import Block
 from sluice.queues.compression import ZstdCodec
+from sluice.queues.runner import ROOM_BYTES
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EmbeddedKeeper, EngineUnderTest, Keeper, MemoryKeeper
 
@@ -151,6 +152,26 @@ def test_segments_are_given_back_as_messages_are_settled(small: Keeper) -> None:
     engine.crash_and_restart()
     assert engine.depth() == 0 and engine.ledger().acked == 500
     engine.verify()
+    engine.runner.close()
+
+
+@pytest.mark.parametrize(("size", "longer"), [(0, 0.0), (ROOM_BYTES - 1, 0.0), (3 * ROOM_BYTES, 3.0)])
+def test_an_empty_segment_waits_longer_where_a_snapshot_is_large(
+    small: Keeper, size: int, longer: float
+) -> None:
+    """It is given back with one, and one that takes long is not written every second."""
+    engine = EngineUnderTest(small)
+    worker = engine.worker()
+    for number in range(30):
+        engine.publish(b"%d" % number + b"x" * 500)
+    engine.advance(seconds=10)
+    many = len(engine.store.segment_sizes())
+    engine.runner._snapshot_bytes = size
+    worker.ack_all()
+    engine.advance(seconds=longer + 0.9)
+    assert len(engine.store.segment_sizes()) == many > 3
+    engine.advance(seconds=0.2)
+    assert len(engine.store.segment_sizes()) <= 2
     engine.runner.close()
 
 

@@ -9,6 +9,7 @@ import pytest
 from librt.strings import BytesWriter
 
 from sluice.errors import StoreError
+from sluice.store.pace import SMALL, WORTH
 from sluice.store.protocol import MESSAGE, NOTE, Record, copy_row, read_record, read_row, write_row
 from tests.store.hands import SEGMENT_BYTES, Past, StoreUnderTest, frame_of, is_as_made, message, note
 
@@ -225,6 +226,21 @@ def test_a_snapshot_is_wanted_once_a_segment_is_full(store: StoreUnderTest) -> N
     store.snapshot(b"s")
     assert not store.store.wants_snapshot()
     assert not store.reopen().store.wants_snapshot()
+
+
+def test_a_large_snapshot_is_wanted_after_a_multiple_of_its_own_size(store: StoreUnderTest) -> None:
+    store.snapshot(bytes(SMALL + 3 * SEGMENT_BYTES // WORTH))  # worth three segments
+    store.fill_segment(0)
+    assert not store.store.wants_snapshot()
+    assert not store.reopen().store.wants_snapshot(), "the size of a snapshot is known after a restart"
+    store.fill_segment(100)
+    assert not store.store.wants_snapshot()
+    store.fill_segment(200)
+    assert store.store.wants_snapshot()
+    assert store.reopen().store.wants_snapshot()
+    store.snapshot(b"small again")
+    store.fill_segment(300)
+    assert store.store.wants_snapshot()
 
 
 def test_segment_sizes_name_every_segment_with_the_active_one_last(store: StoreUnderTest) -> None:

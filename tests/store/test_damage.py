@@ -10,6 +10,7 @@ import pytest
 
 from sluice.errors import StoreDamaged, StoreError, StoreUnknown
 from sluice.store.embedded.frames import FRAME_BYTES
+from sluice.store.pace import SMALL
 from tests.store.hands import StoreUnderTest, message, note
 
 
@@ -169,8 +170,14 @@ def test_salvage_goes_on_behind_the_damage_and_lists_what_is_lost(kept: Kept) ->
     assert any(f"at byte {start}" in line for line in kept.report.notes)
 
 
-def test_after_a_salvage_and_a_snapshot_the_store_opens_as_any_other(kept: Kept) -> None:
-    kept.fill(ten_frames)
+@pytest.mark.parametrize("state", [b"", bytes(SMALL + 100_000)], ids=["no snapshot", "a large snapshot"])
+def test_after_a_salvage_and_a_snapshot_the_store_opens_as_any_other(kept: Kept, state: bytes) -> None:
+    def fill(store: StoreUnderTest) -> None:
+        if state:
+            store.snapshot(state)
+        ten_frames(store)
+
+    kept.fill(fill)
     kept.flip("00000001.log", frame_starts(kept.path("00000001.log"))[4] + 3)
     with pytest.raises(StoreDamaged):
         kept.open()

@@ -23,7 +23,7 @@ from mypy_extensions import i64
 
 from sluice.errors import TooManyKeys, TooManyOwners, ValueTooLarge
 from sluice.message import FIELDS_BYTES, TOMBSTONE, Message, decode_headers, encode_header
-from sluice.queues.heads import FACTS, HEAD, NEXT, hash_of
+from sluice.queues.heads import FACTS, HEAD, MINDS, NEXT, NUMBER_AT, hash_of
 from sluice.queues.journal import Journal, NoteWriter
 from sluice.queues.keeping import FIRST_OWNER
 from sluice.queues.keys import mark_of
@@ -145,7 +145,7 @@ class Exclusive(Owners):
         facts = words[head + FACTS]
         whole: i64 = HEADER_BYTES + FIELDS_BYTES + len(key) + len(props) + len(headers) + size
         address = self.journal.add_owned(
-            FIRST_OWNER + (facts >> 1),
+            FIRST_OWNER + (facts >> NUMBER_AT),
             seq,
             TOMBSTONE if size == 0 else 0,
             mark,
@@ -161,7 +161,7 @@ class Exclusive(Owners):
         self.written += 1
         if self.due == 0.0:
             self.due = now + rules.sweep_interval
-        if facts & 1:
+        if facts & MINDS:
             reader = self.finder.at[place].reader
             if reader is not None:
                 message = Message(payload, props, key)
@@ -352,7 +352,7 @@ class Exclusive(Owners):
             return
         if reader.out.get(int(seq), -1) == epoch:
             del reader.out[int(seq)]
-            if owner.saved != self.saving and self.saving:
+            if owner.is_unsaved:
                 self.save(owner)
             self.acked += 1
             owner.acked_at = int(now * 1000.0)

@@ -7,7 +7,7 @@ the head it is one step to the row, because an owner's rows are a table themselv
 at, the row alone is far away.
 
 The table has open addressing, and is cut into parts by the hash, so that no write waits until more than one part is
-made larger. An entry says the owner's place and 38 bits of the hash; the head has all of it.
+made larger. An entry says the owner's place and seven bits of the hash; the head has all of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Final
 
 from librt.vecs import append, vec
-from mypy_extensions import i64
+from mypy_extensions import i32, i64
 
 from sluice.queues.heads import BASE, BITS_AT, BITS_MASK, HEAD, PIECE_AT, WORD_MASK, Heads
 from sluice.queues.owner import SLOT_BITS, Owner
@@ -24,33 +24,38 @@ from sluice.queues.space import Space
 
 PARTS: Final = 64  # few, so that they are always near
 PART_BITS: Final = 6
-TAG_MASK: Final = 0x3F_FFFF_FFFF
-TAG_AT: Final = 24  # the bits of an entry: 38 of tag, 24 of place
+TAG_FROM: Final = 48  # the bits of a hash that are the tag: none of those that say where an entry stands
+TAG_MASK: Final = 0x7F
+TAG_AT: Final = 24  # the bits of an entry: 7 of tag, 24 of place
 PLACE_MASK: Final = 0xFF_FFFF
 SMALLEST: Final = 8
 EMPTY: Final = -1
 
 
 class Part:
-    def __init__(self) -> None:
-        self.entries: vec[i64] = vec[i64]()
+    def __init__(self, heads: Heads) -> None:
+        self._heads: Heads = heads
+        self.entries: vec[i32] = vec[i32]()
         self.mask: i64 = 0  # of a place among them
         self.used: i64 = 0
         self.resize(SMALLEST)
 
-    def put(self, entry: i64) -> None:
+    def _home(self, entry: i32) -> i64:
+        """Where it stands if nobody else does."""
+        return (self._heads.words[(i64(entry) & PLACE_MASK) * HEAD] >> PART_BITS) & self.mask
+
+    def put(self, entry: i32) -> None:
         entries = self.entries
-        mask: i64 = len(entries) - 1
-        at = (entry >> TAG_AT) & mask
+        at = self._home(entry)
         while entries[at] != EMPTY:
-            at = (at + 1) & mask
+            at = (at + 1) & self.mask
         entries[at] = entry
 
-    def remove(self, wanted: i64) -> None:
+    def remove(self, wanted: i32) -> None:
         """What stood behind it because its own place was taken moves up."""
         entries = self.entries
-        mask: i64 = len(entries) - 1
-        gap = (wanted >> TAG_AT) & mask
+        mask = self.mask
+        gap = self._home(wanted)
         while entries[gap] != wanted:
             if entries[gap] == EMPTY:
                 return
@@ -61,8 +66,7 @@ class Part:
             entry = entries[at]
             if entry == EMPTY:
                 break
-            home = (entry >> TAG_AT) & mask
-            if (at - home) & mask >= (at - gap) & mask:
+            if (at - self._home(entry)) & mask >= (at - gap) & mask:
                 entries[gap] = entry
                 gap = at
         entries[gap] = EMPTY
@@ -72,9 +76,9 @@ class Part:
 
     def resize(self, size: i64) -> None:
         old = self.entries
-        entries = vec[i64](capacity=size)
+        entries = vec[i32](capacity=size)
         while len(entries) < size:
-            entries = append(entries, i64(EMPTY))
+            entries = append(entries, i32(EMPTY))
         self.entries = entries
         self.mask = size - 1
         at: i64 = 0
@@ -91,7 +95,7 @@ class Finder:
         self.at: list[Owner] = []  # owners, by their place
         self._space: Space = space
         self._heads: Heads = space.heads
-        self._parts: list[Part] = [Part() for _ in range(PARTS)]
+        self._parts: list[Part] = [Part(space.heads) for _ in range(PARTS)]
         self._nobody: Owner = Owner("", 0, 1, Space())
         self._first: vec[i64] = vec[
             i64
@@ -122,19 +126,20 @@ class Finder:
 
     def place_of(self, client: i64) -> i64:
         """The place of an owner, by the hash of its client's name; -1 when there is none."""
-        entries = self._parts[client & (PARTS - 1)].entries
+        part = self._parts[client & (PARTS - 1)]
+        entries = part.entries
         words = self._heads.words
-        mask: i64 = len(entries) - 1
-        tag: i64 = (client >> PART_BITS) & TAG_MASK
-        at = tag & mask
-        entry = entries[at]
+        mask = part.mask
+        tag = (client >> TAG_FROM) & TAG_MASK
+        at = (client >> PART_BITS) & mask
+        entry = i64(entries[at])
         while entry != EMPTY:
             if entry >> TAG_AT == tag:
                 place = entry & PLACE_MASK
                 if words[place * HEAD] == client:
                     return place
             at = (at + 1) & mask
-            entry = entries[at]
+            entry = i64(entries[at])
         return -1
 
     # ---- values
@@ -170,7 +175,7 @@ class Finder:
         while nth < size:
             client = clients[nth]
             part = parts[client & (PARTS - 1)]
-            seen |= part.entries[(client >> PART_BITS) & part.mask]
+            seen |= i64(part.entries[(client >> PART_BITS) & part.mask])
             nth += 1
         nth = 0
         while nth < size:
@@ -187,7 +192,7 @@ class Finder:
             bits = (base >> BITS_AT) & BITS_MASK
             slot = first_slot(marks[nth], bits)
             first[nth] = base + slot * ROW
-            # Where the line of the cache behind it is, in which one key in two stands.
+            # Where the line of the cache behind it is, in which every other key stands that is not in the first.
             second[nth] = (base & WORD_MASK) + ((slot + 2) & ((1 << bits) - 1)) * ROW
             nth += 1
         nth = 0
@@ -211,16 +216,16 @@ class Finder:
         part = self._parts[client & (PARTS - 1)]
         entries = part.entries
         mask = part.mask
-        tag: i64 = (client >> PART_BITS) & TAG_MASK
-        at = tag & mask
-        entry = entries[at]
+        tag = (client >> TAG_FROM) & TAG_MASK
+        at = (client >> PART_BITS) & mask
+        entry = i64(entries[at])
         while entry >> TAG_AT != tag:
             if entry == EMPTY:
                 return -1
             at = (at + 1) & mask
-            entry = entries[at]
+            entry = i64(entries[at])
         return entry & PLACE_MASK
 
 
-def entry_of(owner: Owner) -> i64:
-    return ((owner.hash >> PART_BITS) & TAG_MASK) << TAG_AT | owner.place
+def entry_of(owner: Owner) -> i32:
+    return i32(((owner.hash >> TAG_FROM) & TAG_MASK) << TAG_AT | owner.place)

@@ -8,7 +8,8 @@ for all of them, most of it in some cache.
     next    the sequence of the next value
     base    where the owner's rows are: the number of a piece (`space`) << 40 | how many there are, as a power of two
             << 32 | the word of the piece where they begin
-    facts   the number under which its records are kept << 1 | whether a write has to look at the owner itself
+    facts   the number under which its records are kept << 2 | whether the snapshot that is being written has yet to
+            have it << 1 | whether a write has to look at the owner itself
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ HEAD: Final = 4  # words of a head
 NEXT: Final = 1
 BASE: Final = 2
 FACTS: Final = 3
+MINDS: Final = 1  # in `facts`
+UNSAVED: Final = 2
+NUMBER_AT: Final = 2
 PIECE_AT: Final = 40  # in `base`
 BITS_AT: Final = 32
 BITS_MASK: Final = 0xFF
@@ -111,3 +115,11 @@ class Heads:
 
     def give(self, place: i64) -> None:
         self._vacant.append(int(place))
+
+    def all_unsaved(self) -> None:
+        """A snapshot is begun, which is to have every owner as it is now."""
+        words = self.words
+        at: i64 = FACTS
+        while at < len(words):
+            words[at] |= UNSAVED
+            at += HEAD

@@ -24,7 +24,18 @@ from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from sluice.queues.block import GONE
-from sluice.queues.heads import BASE, BITS_AT, HEAD, NEXT, PIECE_AT, Heads, hash_of
+from sluice.queues.heads import (
+    BASE,
+    BITS_AT,
+    HEAD,
+    MINDS,
+    NEXT,
+    NUMBER_AT,
+    PIECE_AT,
+    UNSAVED,
+    Heads,
+    hash_of,
+)
 from sluice.queues.heads import FACTS as HEAD_FACTS
 from sluice.queues.rows import ADDRESS, FACTS, MARK, ROW, find_row, free_row
 from sluice.queues.space import LEAD, NOWHERE, Piece, Space
@@ -48,7 +59,6 @@ class Owner:
         self._reader: Reader | None = None
         self._done: set[int] = NOTHING_DONE  # acknowledged out of turn, above `acked`
         self.is_ordered: bool = False
-        self.saved: i64 = 0  # the last snapshot that has it
         self.number: i64 = number
         self.gone_at: i64 = 0  # when the youngest of what is gone was written, in seconds since 1970
         self.live: i64 = 0
@@ -66,6 +76,7 @@ class Owner:
         words[self.place * HEAD] = hash_of(client.encode("utf-8", "surrogateescape"))
         words[self.place * HEAD + NEXT] = first
         words[self.place * HEAD + BASE] = 0
+        words[self.place * HEAD + HEAD_FACTS] = 0
         self._mind()
 
     # ---- its head, and what a write looks there
@@ -101,7 +112,17 @@ class Owner:
     def _mind(self) -> None:
         """Let its head say whether a write has to look at more than that."""
         minds = self._reader is not None or self._done is not NOTHING_DONE or self.is_ordered
-        self.heads.words[self.place * HEAD + HEAD_FACTS] = self.number << 1 | (1 if minds else 0)
+        words = self.heads.words
+        at = self.place * HEAD + HEAD_FACTS
+        words[at] = self.number << NUMBER_AT | words[at] & UNSAVED | (MINDS if minds else 0)
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Whether it has to be written into a snapshot before it changes."""
+        return self.heads.words[self.place * HEAD + HEAD_FACTS] & UNSAVED != 0
+
+    def set_saved(self) -> None:
+        self.heads.words[self.place * HEAD + HEAD_FACTS] &= ~UNSAVED
 
     def step_aside(self) -> None:
         """It is gone, and its place is for another; who still holds on to it sees what it was."""
@@ -371,9 +392,16 @@ class Owner:
         """What is kept, as steps from one sequence to the next, back or forth: one or two bytes for each."""
         out = BytesWriter()
         rows = self.piece.rows
-        last: i64 = 0
+        seen: i64 = 0
         at = self.start
         end = at + self.slots() * ROW
+        while at < end:  # without anything between them, these looks at memory do not wait for one another
+            seen |= rows[at]
+            at += ROW
+        if seen == 0:
+            return b""
+        last: i64 = 0
+        at = self.start
         while at < end:
             seq = rows[at]
             if seq:

@@ -17,7 +17,7 @@ from mypy_extensions import i64
 
 from sluice.message import TOMBSTONE
 from sluice.queues.finder import Finder
-from sluice.queues.heads import BASE, FACTS, HEAD, NEXT, PIECE_AT, WORD_MASK, Heads
+from sluice.queues.heads import BASE, FACTS, HEAD, MINDS, NEXT, PIECE_AT, UNSAVED, WORD_MASK, Heads
 from sluice.queues.journal import Journal, Note, NoteWriter
 from sluice.queues.keeping import FIRST_OWNER
 from sluice.queues.owner import NOTHING_DONE, Owner
@@ -55,8 +55,7 @@ class Owners:
         self.replaced: i64 = 0  # counters, since the start
         self.aged: i64 = 0  # removed by the sweep
         self.cached: i64 = 0  # bytes of bodies that readers have at hand
-        self.saving: i64 = 0  # the number of the snapshot that is being written; 0: none is
-        self._saves: i64 = 0  # snapshots so far
+        self.saving: bool = False  # a snapshot is being written
         self._unsaved: list[Owner] = []  # whom to write into it, unless a change has done so already
         self._save_at: i64 = 0
         self._out: NoteWriter | None = None
@@ -65,7 +64,6 @@ class Owners:
 
     def add_owner(self, client: str, number: i64, first: i64) -> Owner:
         owner = Owner(client, number, first, self._space)
-        owner.saved = self.saving
         self.owners[client] = owner
         self.by_number[int(number)] = owner
         self.finder.admit(owner)
@@ -93,7 +91,7 @@ class Owners:
         segments = self.segments
         words = self.heads.words
         head = place * HEAD
-        if slot >= 0 and not self.saving and not tombstone and not words[head + FACTS] & 1:
+        if slot >= 0 and not tombstone and not words[head + FACTS] & (MINDS | UNSAVED):
             base = words[head + BASE]
             rows = self._space.at[base >> PIECE_AT].rows
             at = (base & WORD_MASK) + slot * ROW
@@ -108,7 +106,7 @@ class Owners:
                 segments.add_lasting(address, size)
                 return slot
         owner = self.finder.at[place]
-        if owner.saved != self.saving and self.saving:
+        if owner.is_unsaved:
             self.save(owner)
         if slot >= 0:
             segments.drop(owner.address(slot), owner.size(slot))
@@ -124,7 +122,7 @@ class Owners:
 
     def drop(self, owner: Owner, slot: i64) -> None:
         """A value is gone, whatever its reader makes of it."""
-        if owner.saved != self.saving and self.saving:
+        if owner.is_unsaved:
             self.save(owner)
         self.segments.drop(owner.address(slot), owner.size(slot))
         if owner.reader is not None or owner.done:
@@ -162,7 +160,7 @@ class Owners:
 
     def let_go(self, owner: Owner) -> None:
         """The owner itself goes."""
-        if owner.saved != self.saving and self.saving:
+        if owner.is_unsaved:
             self.save(owner)
         self.remove_all(owner)
         self.finder.dismiss(owner)
@@ -195,7 +193,7 @@ class Owners:
     # ---- how far an owner has come
 
     def go_behind(self, owner: Owner, behind: i64) -> None:
-        if owner.saved != self.saving and self.saving:
+        if owner.is_unsaved:
             self.save(owner)
         owner.acked = max(0, min(behind, owner.next - 1))
         owner.done = NOTHING_DONE
@@ -229,8 +227,8 @@ class Owners:
 
     def begin_snapshot(self, out: NoteWriter) -> None:
         """Write how things stand now, to the end of `out`: some of it with each `save_some`."""
-        self._saves += 1
-        self.saving = self._saves
+        self.saving = True
+        self.heads.all_unsaved()
         self._unsaved = list(self.owners.values())
         self._save_at = 0
         self._out = out
@@ -245,12 +243,12 @@ class Owners:
         while self._save_at < size and left > 0:
             owner = self._unsaved[self._save_at]
             self._save_at += 1
-            if owner.saved != self.saving:
+            if owner.is_unsaved:
                 self.save(owner)
                 left -= 8 + owner.slots()
         if self._save_at < size:
             return False
-        self.saving = 0
+        self.saving = False
         self._unsaved = []
         self._out = None
         return True
@@ -259,7 +257,7 @@ class Owners:
         """Write an owner into the snapshot, before it changes."""
         out = self._out
         if out is not None:
-            owner.saved = self.saving
+            owner.set_saved()
             out.text(owner.client)
             out.number(owner.next)
             out.number(owner.gone_at)

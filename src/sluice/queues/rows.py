@@ -26,9 +26,9 @@ _HIGH: Final[i64] = hash(b"the high half of a mark") & 0x1FFF_FFFF | 1
 
 
 def first_slot(mark: i64, bits: i64) -> i64:
-    """Where a key is looked for first, among `1 << bits` rows."""
+    """Where a key is looked for first, among `1 << bits` rows: where a line of the cache begins, which has two."""
     mixed: i64 = (mark & 0x7FFF_FFFF) * _LOW + ((mark >> 31) & 0x1_FFFF_FFFF) * _HIGH
-    return (mixed >> 24) & ((1 << bits) - 1)
+    return (mixed >> 24) & ((1 << bits) - 1) & ~1
 
 
 def find_row(rows: vec[i64], start: i64, bits: i64, mark: i64) -> i64:

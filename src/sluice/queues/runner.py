@@ -26,7 +26,8 @@ from sluice.queues.saving import Saving
 from sluice.store.protocol import ROW_BYTES, Record, Recovery, Store, read_row
 
 LOOK_SECONDS: Final = 2.0  # a segment whose last messages do not go away for so long is compacted
-ROOM_SECONDS: Final = 1.0  # how long an emptied segment waits: others may be emptied meanwhile
+ROOM_SECONDS: Final = 1.0  # how long an emptied segment waits: others may be emptied meanwhile,
+ROOM_BYTES: Final = 4 << 20  # and a second longer for so many bytes of a snapshot: one is written for it
 COMPACT_BELOW: Final = 0.4  # a sealed segment of which less than this lives is written anew
 COMPACT_LASTING: Final = 0.5  # the same where most of what lives are last values of keys,
 COMPACT_SWEPT: Final = (
@@ -75,6 +76,7 @@ class Runner:
         self._look_timer: Any = None
         self._save_timer: Any = None
         self.save_at_once: int = SAVE_AT_ONCE
+        self._snapshot_bytes: int = 0  # of the last one
         self._saving: Saving | None = None  # the snapshot that is being written,
         self._free: list[int] = []  # and what it makes superfluous
         self._wants_room: bool = False
@@ -242,7 +244,9 @@ class Runner:
             self.frame_kept(frame)
         self.end_turn()
         if self.engine.segments.emptied and self._room_timer is None:
-            self._room_timer = self._call_later(ROOM_SECONDS, self._make_room)
+            self._room_timer = self._call_later(
+                ROOM_SECONDS + self._snapshot_bytes // ROOM_BYTES, self._make_room
+            )
         for callback in waiting:
             callback()
         self._flushed()
@@ -345,7 +349,9 @@ class Runner:
             self._save_timer = self._call_later(SAVE_SECONDS, self._save)
             return
         self._saving = None
-        self._store.snapshot(saving.pieces(), self._free, self._after_snapshot)
+        pieces = saving.pieces()
+        self._snapshot_bytes = sum(len(piece) for piece in pieces)
+        self._store.snapshot(pieces, self._free, self._after_snapshot)
         self.engine.segments.given_back(self._free)
 
     def _after_snapshot(self) -> None:

@@ -15,9 +15,13 @@ from mypy_extensions import i64
 from sluice.queues.heads import Heads
 from sluice.queues.rows import ROW
 
-PIECE_BITS: Final = 16  # rows of a piece, as a power of two; one that needs more than a piece has its own
+PIECE_BITS: Final = (
+    19  # rows of a piece at most, as a power of two; one that needs more than a piece has its own
+)
 LEAD: Final = 3  # words before the first row: with them no row of a large array crosses a line of the cache
-FIRST_BITS: Final = 10  # of the first piece: most brokers have few owners, or none
+FIRST_BITS: Final = (
+    10  # of the first piece, and each is twice the one before: most brokers have few owners, or none
+)
 
 
 class Piece:
@@ -74,6 +78,7 @@ class Space:
         self.at: list[Piece] = [NOWHERE]  # pieces by their number
         self._unused: list[int] = []  # numbers of those that are gone
         self._pieces: list[Piece] = []  # those with room come last
+        self._next_bits: i64 = FIRST_BITS
 
     def take(self, bits: i64) -> Run:
         """A run of `1 << bits` rows."""
@@ -87,7 +92,8 @@ class Space:
                     return Run(piece, first, bits)
             nth -= 1
             looked += 1
-        piece = Piece(max(bits, FIRST_BITS if not self._pieces else PIECE_BITS))
+        piece = Piece(max(bits, self._next_bits))
+        self._next_bits = min(self._next_bits + 1, i64(PIECE_BITS))
         self._pieces.append(piece)
         if self._unused:
             piece.number = self._unused.pop()

@@ -20,6 +20,7 @@ from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from sluice.errors import StoreError
+from sluice.store.pace import Pace
 from sluice.store.protocol import (
     HEADER_BYTES,
     MESSAGE,
@@ -125,8 +126,7 @@ class MemoryStore:
         self._offset = 0
         self._number = 0
         self._sizes: dict[int, int] = {}
-        self._bytes_since_snapshot = 0
-        self._sealed_since_snapshot = False
+        self._pace = Pace(snapshot_bytes)
         self._covers = -1  # the last frame before the snapshot that is being written; -1: none is
 
     # -- the contract
@@ -139,6 +139,7 @@ class MemoryStore:
         report = Recovery()
         if kept.state is not None:
             loader.load_snapshot(kept.state)
+            self._pace.loaded(len(kept.state))
         for segment in sorted(kept.frames):
             rows = BytesWriter()
             for frame in kept.frames[segment]:
@@ -163,7 +164,7 @@ class MemoryStore:
             if record.kind == MESSAGE:
                 report.messages += 1
             loader.load_record(record)
-        self._bytes_since_snapshot += _GAP_BYTES + len(frame.data)
+        self._pace.written += _GAP_BYTES + len(frame.data)
 
     def _go_on(self, report: Recovery) -> None:
         """After a start a new segment is begun if the last one is full, as on disk."""
@@ -190,7 +191,7 @@ class MemoryStore:
         size = _GAP_BYTES + len(frame)
         self._frames.setdefault(self._segment, []).append(made)
         self._offset += size
-        self._bytes_since_snapshot += size
+        self._pace.written += size
         self._sizes[self._segment] = self._offset
         self._roll_if_full()
         self._ask(_Step(made, sync, b"", [], 0, 0, done))
@@ -200,20 +201,18 @@ class MemoryStore:
         self._call_soon(self._answer_read, list(addresses), done)
 
     def wants_snapshot(self) -> bool:
-        if self._covers >= 0 or any(step.frame is None for step in self._steps):
-            return False  # one is under way
-        return self._sealed_since_snapshot or self._bytes_since_snapshot >= self._snapshot_bytes
+        return self._pace.wants()
 
     def begin_snapshot(self) -> None:
         self._check_open()
         self._covers = self._number
-        self._bytes_since_snapshot = 0
-        self._sealed_since_snapshot = False
+        self._pace.begin()
 
     def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
         self._check_open()
         if self._covers < 0:
             self.begin_snapshot()
+        self._pace.given(state)
         gone = [segment for segment in free if segment in self._sizes and segment != self._segment]
         for segment in gone:
             del self._sizes[segment]
@@ -285,7 +284,7 @@ class MemoryStore:
             self._segment += 1
             self._offset = 0
             self._sizes[self._segment] = 0
-            self._sealed_since_snapshot = True
+            self._pace.sealed = True
 
     def _ask(self, step: _Step) -> None:
         self._steps.append(step)
@@ -301,6 +300,8 @@ class MemoryStore:
     def _finish(self, step: _Step) -> None:
         """Done. A sync takes with it everything before it; a frame without one stays within reach of a crash."""
         step.answered = True
+        if step.frame is None:
+            self._pace.done()
         if step.sync:
             while self._steps:
                 oldest = self._steps.pop(0)
@@ -324,8 +325,7 @@ class MemoryStore:
         self._sizes = {}
         self._segment, self._offset = 1, 0
         self._covers = -1
-        self._bytes_since_snapshot = 0
-        self._sealed_since_snapshot = False
+        self._pace = Pace(self._snapshot_bytes)
 
     def _answer_read(self, addresses: list[int], done: Callable[[list[bytes | None]], None]) -> None:
         if self._open:

@@ -26,6 +26,7 @@ from sluice.store.embedded.index import pieces, read_index, write_index
 from sluice.store.embedded.layout import Listing, index_name, log_name
 from sluice.store.embedded.scan import Frame, SegmentScan
 from sluice.store.embedded.snapshot import Snapshot, read_snapshot
+from sluice.store.pace import Pace
 from sluice.store.protocol import MESSAGE, ROW_BYTES, Loader, Recovery, write_row
 
 _UNKNOWN: Final = -1  # an lsn that cannot be foretold
@@ -44,13 +45,18 @@ class Recovered:
         self.lsn: i64 = 0  # of the last frame
         self.rows: BytesWriter = BytesWriter()  # of the messages in the open segment
         self.sizes: dict[int, int] = {}
-        self.bytes_since_snapshot: i64 = 0
-        self.sealed_since_snapshot: bool = False
 
 
 class Recoverer:
     def __init__(
-        self, files: Files, directory: str, salt: int, segment_bytes: int, salvage: bool, loader: Loader
+        self,
+        files: Files,
+        directory: str,
+        salt: int,
+        segment_bytes: int,
+        salvage: bool,
+        loader: Loader,
+        pace: Pace,
     ) -> None:
         self._files = files
         self._directory = directory
@@ -58,6 +64,7 @@ class Recoverer:
         self._segment_bytes: i64 = segment_bytes
         self._salvage = salvage
         self._loader = loader
+        self._pace = pace
         self._damaged = False
         self._report = Recovery()
         self._log = Recovered(self._report)
@@ -78,6 +85,7 @@ class Recoverer:
             start, covered = snapshot.segment, snapshot.offset
             self._log.lsn = snapshot.lsn
             self._loader.load_snapshot(snapshot.state)
+            self._pace.loaded(len(snapshot.state))
             for segment in listing.segments:
                 if segment < start:
                     self._load_old(segment, snapshot)
@@ -92,7 +100,9 @@ class Recoverer:
         if self._log.lsn == _UNKNOWN:
             self._log.lsn = 0
         self._go_on(tail, start)
-        self._log.sealed_since_snapshot = int(self._log.segment) != start
+        self._pace.sealed = int(self._log.segment) != start
+        if self._damaged:  # whatever the next snapshot costs: with it a start needs nothing of what is broken
+            self._pace.loaded(0)
         self._report.segments = len(self._log.sizes)
         return self._log
 
@@ -196,7 +206,7 @@ class Recoverer:
             self._take(frame, rows, behind)
             if behind:
                 self._log.lsn = lsn
-                self._log.bytes_since_snapshot += frame.end - offset
+                self._pace.written += frame.end - offset
             offset = frame.end
         if not behind:
             self._load_rows(rows.getvalue())

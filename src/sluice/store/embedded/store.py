@@ -20,6 +20,7 @@ from sluice.store.embedded.layout import LAYOUT, LOCK, Listing, read_layout, wri
 from sluice.store.embedded.reader import Reader, ReadRequest, ScanRequest
 from sluice.store.embedded.recovery import Recoverer
 from sluice.store.embedded.writer import BeginJob, CommitJob, SnapshotJob, Writer
+from sluice.store.pace import Pace
 from sluice.store.protocol import Loader, Recovery
 
 
@@ -58,9 +59,7 @@ class EmbeddedStore:
         self._segment: i64 = 1
         self._offset: i64 = 0
         self._sizes: dict[int, int] = {}
-        self._bytes_since_snapshot: i64 = 0
-        self._sealed_since_snapshot = False
-        self._snapshots_under_way = 0
+        self._pace = Pace(int(self._snapshot_bytes))
         self._begun: BeginJob | None = None  # a snapshot that is being written
         self._failed = False
 
@@ -82,14 +81,13 @@ class EmbeddedStore:
 
     def _recover(self, loader: Loader) -> Recovery:
         salt = self._salt()
+        self._pace = Pace(int(self._snapshot_bytes))
         log = Recoverer(
-            self._files, self._directory, salt, int(self._segment_bytes), self._salvage, loader
+            self._files, self._directory, salt, int(self._segment_bytes), self._salvage, loader, self._pace
         ).run()
         self._segment = log.segment
         self._offset = log.offset
         self._sizes = log.sizes
-        self._bytes_since_snapshot = log.bytes_since_snapshot
-        self._sealed_since_snapshot = log.sealed_since_snapshot
         reader = Reader(
             self._files, self._directory, salt, self._salvage, self._call_soon_threadsafe, self._fail
         )
@@ -139,14 +137,14 @@ class EmbeddedStore:
         if self._offset + size > LIMIT:
             raise ValueError(f"a frame of {len(frame)} bytes does not fit into a segment")
         self._offset += size
-        self._bytes_since_snapshot += size
+        self._pace.written += size
         self._sizes[int(self._segment)] = int(self._offset)
         roll = self._offset >= self._segment_bytes
         if roll:
             self._segment += 1
             self._offset = 0
             self._sizes[int(self._segment)] = 0
-            self._sealed_since_snapshot = True
+            self._pace.sealed = True
         writer.put(CommitJob(frame, count, sync, roll, done))
 
     def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
@@ -160,9 +158,7 @@ class EmbeddedStore:
         self._reader.put(ScanRequest(segment, done))
 
     def wants_snapshot(self) -> bool:
-        if self._snapshots_under_way:
-            return False
-        return self._sealed_since_snapshot or self._bytes_since_snapshot >= self._snapshot_bytes
+        return self._pace.wants()
 
     def begin_snapshot(self) -> None:
         self._begin_snapshot()
@@ -171,9 +167,7 @@ class EmbeddedStore:
         writer = self._writer
         if writer is None:
             raise StoreError("the store is not open")
-        self._bytes_since_snapshot = 0
-        self._sealed_since_snapshot = False
-        self._snapshots_under_way += 1
+        self._pace.begin()
         self._begun = BeginJob(list(self._sizes))
         writer.put(self._begun)
         return self._begun
@@ -185,13 +179,14 @@ class EmbeddedStore:
             raise StoreError("the store is not open")
         begun = self._begun if self._begun is not None else self._begin_snapshot()
         self._begun = None
+        self._pace.given(state)
         gone = [segment for segment in free if segment in self._sizes and segment != self._segment]
         for segment in gone:
             self._sizes.pop(segment, None)
         writer.put(SnapshotJob(begun, state, gone, SnapshotDone(self, done).call))
 
     def snapshot_done(self) -> None:
-        self._snapshots_under_way -= 1
+        self._pace.done()
 
     def segment_sizes(self) -> dict[int, int]:
         return dict(self._sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from librt.strings import BytesWriter
 
+from sluice.store.pace import Pace
 from sluice.store.protocol import MESSAGE, Loader, Recovery, read_record, write_row
 from sluice.store.redis.bodies import Place, fetch
 from sluice.store.redis.frames import read_log
@@ -22,18 +23,19 @@ class Log:
         self.covered = 0
         self.segment = 1
         self.sizes: dict[int, int] = {}
-        self.bytes_since_snapshot = 0
-        self.sealed_since_snapshot = False
         self.report = Recovery()
 
 
 class Recoverer:
-    def __init__(self, link: Link, keys: Keys, index: Index, places: Places, loader: Loader) -> None:
+    def __init__(
+        self, link: Link, keys: Keys, index: Index, places: Places, loader: Loader, pace: Pace
+    ) -> None:
         self._link = link
         self._keys = keys
         self._index = index
         self._places = places
         self._loader = loader
+        self._pace = pace
         self._log = Log()
 
     def run(self) -> Log:
@@ -54,6 +56,7 @@ class Recoverer:
         if snapshot[1] is not None:
             log.covered = int(snapshot[0])
             self._loader.load_snapshot(bytes(snapshot[1]))
+            self._pace.loaded(len(snapshot[1]))
         segments = [int(number) for number in numbers]
         for segment in segments:
             for frames in frames_of(self._link, keys, segment):
@@ -71,8 +74,8 @@ class Recoverer:
             segment = frame.address >> 32
             log.sizes[segment] = (frame.address & 0xFFFF_FFFF) + frame.size
             if frame.number > log.covered:
-                log.bytes_since_snapshot += FRAME_GAP + frame.size
-                log.sealed_since_snapshot = log.sealed_since_snapshot or segment < log.segment
+                self._pace.written += FRAME_GAP + frame.size
+                self._pace.sealed = self._pace.sealed or segment < log.segment
                 behind.append(frame)
                 continue
             for record in read_log(frame.log, frame.address):

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 from sluice.errors import StoreError
 from sluice.store.embedded.store import check_crc32c
 from sluice.store.meaning import Meaning
+from sluice.store.pace import Pace
 from sluice.store.protocol import Loader, Recovery
 from sluice.store.redis.composing import Composer
 from sluice.store.redis.faults import text_of
@@ -80,9 +81,7 @@ class RedisStore:
         self._segment = 1
         self._offset = 0
         self._sizes: dict[int, int] = {}
-        self._bytes_since_snapshot = 0
-        self._sealed_since_snapshot = False
-        self._snapshots_under_way = 0
+        self._pace = Pace(snapshot_bytes)
         self._covers = -1  # the last frame before the snapshot that is being written; -1: none is
         self._failed = False
 
@@ -95,6 +94,7 @@ class RedisStore:
         self._index = Index()
         self._places = Places(self._keys)
         self._failed = False
+        self._pace = Pace(self._snapshot_bytes)
         server = Server(self._url, self._options.answer_seconds)
         try:
             return self._open(server, loader)
@@ -117,7 +117,7 @@ class RedisStore:
         try:
             if server.is_cluster:
                 raise_fences(link, self._keys, self._lease.token)
-            log = Recoverer(link, self._keys, self._index, self._places, loader).run()
+            log = Recoverer(link, self._keys, self._index, self._places, loader, self._pace).run()
             if server.is_cluster:
                 remove_torn(link, self._places, self._index, self._lease.token, log.report)
         except BaseException:
@@ -130,8 +130,6 @@ class RedisStore:
         self._segment = log.segment
         self._sizes = log.sizes
         self._offset = self._sizes[self._segment]
-        self._bytes_since_snapshot = log.bytes_since_snapshot
-        self._sealed_since_snapshot = log.sealed_since_snapshot
         self._roll_if_full()
         log.report.segments = len(self._sizes)
         self._composer = Composer(self._keys, self._index, self._places, self._meaning, server.is_cluster)
@@ -193,7 +191,7 @@ class RedisStore:
         facts = (plan, parts, self.next_frame(), len(frame), self._offset == 0, gone)
         writer.put(WriteJob(self._scribe, partial(composer.write_frame, *facts), done))
         self._offset += size
-        self._bytes_since_snapshot += size
+        self._pace.written += size
         self._sizes[self._segment] = self._offset
         self._roll_if_full()
 
@@ -213,20 +211,17 @@ class RedisStore:
         self._reader.scan(segment, done)
 
     def wants_snapshot(self) -> bool:
-        if self._snapshots_under_way:
-            return False
-        return self._sealed_since_snapshot or self._bytes_since_snapshot >= self._snapshot_bytes
+        return self._pace.wants()
 
     def begin_snapshot(self) -> None:
         self._covers = self._frame
-        self._bytes_since_snapshot = 0
-        self._sealed_since_snapshot = False
-        self._snapshots_under_way += 1
+        self._pace.begin()
 
     def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
         writer = self._open_writer()
         if self._covers < 0:
             self.begin_snapshot()
+        self._pace.given(state)
         gone = [segment for segment in free if segment in self._sizes and segment != self._segment]
         for segment in gone:
             del self._sizes[segment]
@@ -235,7 +230,7 @@ class RedisStore:
         writer.put(WriteJob(self._scribe, make, partial(self._snapshot_done, done)))
 
     def _snapshot_done(self, done: Callable[[], None]) -> None:
-        self._snapshots_under_way -= 1
+        self._pace.done()
         done()
 
     def segment_sizes(self) -> dict[int, int]:
@@ -278,7 +273,7 @@ class RedisStore:
             self._segment += 1
             self._offset = 0
             self._sizes[self._segment] = 0
-            self._sealed_since_snapshot = True
+            self._pace.sealed = True
 
     def _fail(self, fault: Exception) -> None:
         if not self._failed:
