@@ -15,13 +15,9 @@ from mypy_extensions import i64
 from sluice.queues.heads import Heads
 from sluice.queues.rows import ROW
 
-PIECE_BITS: Final = (
-    19  # rows of a piece at most, as a power of two; one that needs more than a piece has its own
-)
+PIECE_BITS: Final = 17  # rows of a piece at most, as a power of two; who needs more has one of its own
 LEAD: Final = 3  # words before the first row: with them no row of a large array crosses a line of the cache
-FIRST_BITS: Final = (
-    10  # of the first piece, and each is twice the one before: most brokers have few owners, or none
-)
+FIRST_BITS: Final = 10  # of the first, and each is twice the one before: most brokers have few owners
 
 
 class Piece:
