@@ -5,9 +5,10 @@
 
 Two real brokers (`sluice` on the PATH, or $SLUICE) and real sockets: four publishers, QoS 1, 500 messages of each on
 the way. First every key of every owner is written once. Then it is stretches in turn: values for any key of any owner
-at the one broker, publishes to a work queue at the other, which has nothing else. What goes out is made before it is
-counted. Told are the messages that were acknowledged per second, and what each took of the broker's CPU, with snapshots
-and whatever else fell due meanwhile. `bench/compacted.py` feeds the same bytes without sockets, in small frames.
+at the one broker, publishes to a work queue at the other, without keys and with, as order by key wants them. What goes
+out is made before it is counted. Told are the messages that were acknowledged per second, and what each took of the
+broker's CPU, with snapshots and whatever else fell due meanwhile. `bench/compacted.py` does without sockets, in small
+frames.
 Only 127.0.0.1 is ever a target.
 """
 
@@ -33,6 +34,7 @@ PUBLISHERS = 4
 BLOCK = 250  # messages that a publisher sends at once; two such blocks are on the way
 ACK_BYTES = 4
 TICK = os.sysconf("SC_CLK_TCK")
+Topics = Callable[[], Iterator[tuple[bytes, bytes]]]  # and keys, for queues
 CONFIG = """
 [[queues.templates]]
 match = "bench/#"
@@ -40,14 +42,15 @@ config = { limits = { max_queue_depth = 100000000 } }
 """
 
 
-def packet(topic: bytes, number: int, payload: bytes) -> bytes:
-    body = struct.pack(">H", len(topic)) + topic + struct.pack(">HB", number, 0) + payload
+def packet(topic: bytes, number: int, key: bytes, payload: bytes) -> bytes:
+    props = b"\x26\x00\x03key" + struct.pack(">H", len(key)) + key if key else b""
+    body = struct.pack(">H", len(topic)) + topic + struct.pack(">HB", number, len(props)) + props + payload
     size = len(body)
     head = bytes([0x32, size]) if size < 128 else bytes([0x32, size & 127 | 128, size >> 7])
     return head + body
 
 
-def blocks(topics: Iterator[bytes], payload: bytes) -> Iterator[bytes]:
+def blocks(topics: Iterator[tuple[bytes, bytes]], payload: bytes) -> Iterator[bytes]:
     """Of a publisher: packet ids of one block are free again when the one behind it is on the way."""
     half = 0
     while True:
@@ -55,7 +58,7 @@ def blocks(topics: Iterator[bytes], payload: bytes) -> Iterator[bytes]:
         if len(taken) < BLOCK:
             return
         first = 1 + half * BLOCK
-        yield b"".join(packet(topic, first + nth, payload) for nth, topic in enumerate(taken))
+        yield b"".join(packet(topic, first + nth, key, payload) for nth, (topic, key) in enumerate(taken))
         half = 1 - half
 
 
@@ -179,17 +182,25 @@ def main() -> None:
     told = parser.parse_args()
     draw = random.Random(2)
     payload = draw.randbytes(told.size)
+    each = told.messages // PUBLISHERS
 
-    def every_key(nth: int) -> Iterator[bytes]:
+    def every_key(nth: int) -> Iterator[tuple[bytes, bytes]]:
         for key in range(told.keys):
             for number in range(nth, told.owners, PUBLISHERS):
-                yield b"$ECQ/w/owner-%d/key/%d" % (number, key)
+                yield b"$ECQ/w/owner-%d/key/%d" % (number, key), b""
 
-    def any_key(count: int) -> Iterator[bytes]:
-        for _ in range(count):
-            yield b"$ECQ/w/owner-%d/key/%d" % (draw.randrange(told.owners), draw.randrange(told.keys))
+    def any_key() -> Iterator[tuple[bytes, bytes]]:
+        for _ in range(each):
+            yield b"$ECQ/w/owner-%d/key/%d" % (draw.randrange(told.owners), draw.randrange(told.keys)), b""
 
-    def stretch(broker: Broker, topics: Callable[[], Iterator[bytes]]) -> tuple[float, float]:
+    def one_queue() -> Iterator[tuple[bytes, bytes]]:
+        return repeat((b"$queue/bench/plain", b""), each)
+
+    def by_key() -> Iterator[tuple[bytes, bytes]]:
+        for _ in range(each):
+            yield b"$queue/bench/keyed", b"owner-%d" % draw.randrange(told.owners)
+
+    def stretch(broker: Broker, topics: Topics) -> tuple[float, float]:
         """Messages per second, and the broker's CPU time of each."""
         for one in broker.publishers:
             one.blocks = iter(list(blocks(topics(), payload)))
@@ -205,33 +216,26 @@ def main() -> None:
         print(
             f"{told.owners:,} owners x {told.keys} keys, {told.size} B: filled in {taken:.0f} s", flush=True
         )
-        each = told.messages // PUBLISHERS
-        values: list[tuple[float, float]] = []
-        messages: list[tuple[float, float]] = []
-        for turn in range(1 + told.rounds):
-            mine = stretch(ours, lambda: any_key(each))
-            other = stretch(theirs, lambda: repeat(b"$queue/bench/0", each))
-            if turn:  # the first makes the queue, and warms up
-                values.append(mine)
-                messages.append(other)
-                print(
-                    f"  values {mine[0]:,.0f}/s, {mine[1]:.2f} us   messages {other[0]:,.0f}/s, {other[1]:.2f} us"
+        kinds: list[tuple[str, Broker, Topics]] = [
+            ("overwrite, any key of any owner", ours, any_key),
+            ("enqueue, one work queue", theirs, one_queue),
+            ("the same with a key, one of each owner", theirs, by_key),
+        ]
+        found: list[list[tuple[float, float]]] = []
+        for _ in range(1 + told.rounds):
+            found.append([stretch(broker, topics) for _, broker, topics in kinds])
+            print("  " + "   ".join(f"{rate:,.0f}/s, {cost:.2f} us" for rate, cost in found[-1]), flush=True)
+        del found[0]  # it made the queues, and warmed up
+        for nth, (name, _, _) in enumerate(kinds):
+            rate, cost = (statistics.median(turn[nth][one] for turn in found) for one in (0, 1))
+            told_of = f"{name:40s} {rate:9,.0f} messages/s, {cost:.2f} us CPU each"
+            if nth:
+                faster, cheaper = (sorted(turn[0][one] / turn[nth][one] for turn in found) for one in (0, 1))
+                told_of += (
+                    f": the owners {statistics.median(faster):.2f} x ({faster[0]:.2f} to {faster[-1]:.2f})"
                 )
-        for name, found in (
-            ("overwrite, any key of any owner", values),
-            ("enqueue, one work queue", messages),
-        ):
-            speed = statistics.median(one[0] for one in found)
-            cost = statistics.median(one[1] for one in found)
-            print(f"{name:40s} {speed:9,.0f} messages/s, {cost:.2f} us CPU each")
-        for nth, name in enumerate(("by the clock", "by CPU time")):
-            ratios = sorted(
-                (mine[nth] / other[nth]) ** (1 - 2 * nth) for mine, other in zip(values, messages)
-            )
-            print(
-                f"{'the owners against it, ' + name:40s} {statistics.median(ratios):9.2f} x "
-                f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
-            )
+                told_of += f" by the clock, {1 / statistics.median(cheaper):.2f} x by CPU time"
+            print(told_of)
 
 
 if __name__ == "__main__":
