@@ -25,8 +25,9 @@ def process_tree(pid: int) -> list[int]:
 
 
 def cpu_of(pid: int) -> float:
-    """CPU seconds of a process, with the threads that have ended, and of all that live below it."""
-    return sum(_own_cpu_of(each) for each in process_tree(pid))
+    """CPU seconds of a process, with the threads that have ended, and of all below it, with those that have ended too:
+    it does not become less when one of them does."""
+    return sum(_own_cpu_of(each) + _ended_cpu_of(each) for each in process_tree(pid))
 
 
 def _own_cpu_of(pid: int) -> float:
@@ -35,6 +36,15 @@ def _own_cpu_of(pid: int) -> float:
         return time.clock_gettime(~pid << 3 | _SCHEDULER)
     except OSError:
         return 0.0  # it has ended meanwhile
+
+
+def _ended_cpu_of(pid: int) -> float:
+    """Of those whom it has started and waited for; the kernel keeps that in ticks."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(words[13]) + int(words[14])) * TICK
 
 
 def memory_of(pid: int) -> int:
