@@ -256,9 +256,8 @@ class Reading:
 
 
 def step_back() -> None:
-    """This thread takes from here on what nobody else wants of a core. Two of them with a small share each still cost
-    those who consume a seventh of their rate, by taking turns with the broker; who waits for a pause costs a twentieth,
-    and reads as fast, as long as there are pauses."""
+    """This thread takes from here on what nobody else wants of a core. With a share of its own, however small, it takes
+    turns with the broker, and each turn is one that somebody who consumes waits for."""
     with suppress(AttributeError, OSError):  # Linux has it
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
