@@ -8,7 +8,6 @@ import os
 import signal
 import ssl
 import time
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,7 +18,6 @@ import pytest
 import trustme
 
 from sluice.bulk.arrow import schema_of
-from sluice.bulk.worker import QUICK_BYTES
 from tests.admin.rest.conftest import until
 from tests.brokers import StartBroker
 from tests.bulk.conftest import CONFIG, BulkHouse, read_arrow
@@ -378,36 +376,6 @@ async def test_a_slow_reader_holds_nobody_up_and_gets_everything(own_house: Bulk
         async for piece in pieces:
             parts.append(piece)
     assert read_arrow(b"".join(parts)).num_rows == 3_000
-
-
-async def test_whoever_reads_much_goes_on_with_what_others_leave_of_the_cores(own_house: BulkHouse) -> None:
-    house = own_house
-    await house.make(limits={"max_queue_depth": 1_000_000})
-    for batch in range(10):
-        await house.fill(values(300, 10_000), batch)
-    url = f"/bulk/queues/{house.queue}/partitions/0/rows?start=0&end=3000"
-    async with house.api.stream("GET", url) as answer:
-        pieces = answer.aiter_raw(1 << 16)
-        size = len(await anext(pieces))
-        assert os.SCHED_IDLE not in policies_of(worker_of(house)), "who reads little is answered at once"
-        while size < QUICK_BYTES + (2 << 20):
-            size += len(await anext(pieces))
-        await until(lambda: os.SCHED_IDLE in policies_of(worker_of(house)))
-        async for piece in pieces:
-            size += len(piece)
-    assert size > 30_000_000
-    assert (await house.rows(start=0, end=500)).num_rows == 500
-    # It was that reader, and not the process.
-    await until(lambda: os.SCHED_IDLE not in policies_of(worker_of(house)))
-
-
-def policies_of(pid: int) -> list[int]:
-    """How each thread of a process is scheduled."""
-    found: list[int] = []
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        with suppress(OSError):
-            found.append(os.sched_getscheduler(int(thread)))
-    return found
 
 
 def resident(pid: int) -> int:

@@ -34,8 +34,7 @@ from sluice.queues.compression import ZstdCodec
 from sluice.store.embedded.layout import log_name
 
 OPEN_FILES: Final = 8
-NICE: Final = 15  # messages go first: of a core that the broker could fill, three hundredths,
-QUICK_BYTES: Final = 16 << 20  # and for who has got so much, what is left over
+NICE: Final = 15  # messages go first: of a core that the broker could fill, three hundredths
 STALL_SECONDS: Final = 900
 MOST_PARTS: Final = 64  # of one call; the system takes 1,024
 PIECE_BYTES: Final = 1 << 16  # written at once: who copies more in the kernel keeps others off the core
@@ -173,7 +172,6 @@ class Reading:
         self._way_fd = way_fd
         self._ahead: deque[tuple[bytes, bytes]] = deque()
         self._is_begun = False
-        self._sent = 0  # bytes
 
     def run(self) -> None:
         kind, body = self._line.next()
@@ -250,16 +248,6 @@ class Reading:
             batch = self._batches.take()
             self._begin()
             self._way.write(*batch)
-            before, self._sent = self._sent, self._sent + sum(len(part) for part in batch)
-            if before < QUICK_BYTES <= self._sent:
-                step_back()
-
-
-def step_back() -> None:
-    """This thread takes from here on what nobody else wants of a core. With a share of its own, however small, it takes
-    turns with the broker, and each turn is one that somebody who consumes waits for."""
-    with suppress(AttributeError, OSError):  # Linux has it
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def serve(fds: list[int]) -> None:
