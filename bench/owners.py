@@ -1,14 +1,15 @@
 """The rate at which a broker takes values for exclusive queues, beside that of one hot work queue.
 
     python bench/owners.py                              100,000 owners, 100 keys each, 100 B; takes minutes
-    python bench/owners.py --owners 10000 --rounds 3
+    python bench/owners.py --owners 10000 --rounds 30 --turns 3
 
 Two real brokers (`sluice` on the PATH, or $SLUICE) and real sockets: four publishers, QoS 1, 500 messages of each on
-the way. First every key of every owner is written once. Then it is stretches in turn: values for any key of any owner
-at the one broker, publishes to a work queue at the other, without keys and with, as order by key wants them. What goes
-out is made before it is counted. Told are the messages that were acknowledged per second, and what each took of the
-broker's CPU, with snapshots and whatever else fell due meanwhile. `bench/compacted.py` does without sockets, in small
-frames.
+the way. First every key of every owner is written once, and then overwritten `--turns` times on the average, so that
+there is garbage, and it is cleared away, at the pace at which it is made. Then it is stretches in turn: values for any
+key of any owner at the one broker, publishes to a work queue at the other, without keys and with, as order by key wants
+them. What goes out is made before it is counted. Told are the messages that were acknowledged per second, and what each
+took of the broker's CPU: of all stretches together, since clearing away falls into some of them and not into others.
+`bench/compacted.py` does without sockets, in small frames.
 Only 127.0.0.1 is ever a target.
 """
 
@@ -166,6 +167,9 @@ class Broker:
             self._process.terminate()
             self._process.wait()
 
+    def disk(self) -> int:
+        return sum(file.stat().st_size for file in self._folder.rglob("*.log"))
+
     def cpu(self) -> float:
         assert self._process is not None
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -177,7 +181,10 @@ def main() -> None:
     parser.add_argument("--owners", type=int, default=100_000)
     parser.add_argument("--keys", type=int, default=100)
     parser.add_argument("--size", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument(
+        "--turns", type=float, default=2.0, help="how often a key is overwritten before it counts"
+    )
     parser.add_argument("--messages", type=int, default=1_000_000, help="of each stretch")
     told = parser.parse_args()
     draw = random.Random(2)
@@ -201,12 +208,12 @@ def main() -> None:
             yield b"$queue/bench/keyed", b"owner-%d" % draw.randrange(told.owners)
 
     def stretch(broker: Broker, topics: Topics) -> tuple[float, float]:
-        """Messages per second, and the broker's CPU time of each."""
+        """Microseconds for each message, by the clock and of the broker's CPU."""
         for one in broker.publishers:
             one.blocks = iter(list(blocks(topics(), payload)))
         before = broker.cpu()
         count, taken = publish(broker.publishers)
-        return count / taken, (broker.cpu() - before) / count * 1e6
+        return taken / count * 1e6, (broker.cpu() - before) / count * 1e6
 
     with tempfile.TemporaryDirectory(prefix="sluice-owners-") as folder, ExitStack() as at_end:
         ours, theirs = (at_end.enter_context(Broker(f"{folder}/{name}")) for name in ("owners", "queue"))
@@ -216,26 +223,38 @@ def main() -> None:
         print(
             f"{told.owners:,} owners x {told.keys} keys, {told.size} B: filled in {taken:.0f} s", flush=True
         )
+        filled = ours.disk()
         kinds: list[tuple[str, Broker, Topics]] = [
             ("overwrite, any key of any owner", ours, any_key),
             ("enqueue, one work queue", theirs, one_queue),
             ("the same with a key, one of each owner", theirs, by_key),
         ]
+        before = 0
+        while before < told.turns * told.owners * told.keys:
+            stretch(ours, any_key)
+            before += told.messages
+        size = ours.disk()
         found: list[list[tuple[float, float]]] = []
         for _ in range(1 + told.rounds):
             found.append([stretch(broker, topics) for _, broker, topics in kinds])
-            print("  " + "   ".join(f"{rate:,.0f}/s, {cost:.2f} us" for rate, cost in found[-1]), flush=True)
+            print(
+                "  " + "   ".join(f"{1e6 / taken:,.0f}/s, {cost:.2f} us" for taken, cost in found[-1]),
+                flush=True,
+            )
         del found[0]  # it made the queues, and warmed up
+        means = [[statistics.mean(turn[nth][one] for turn in found) for one in (0, 1)] for nth in range(3)]
         for nth, (name, _, _) in enumerate(kinds):
-            rate, cost = (statistics.median(turn[nth][one] for turn in found) for one in (0, 1))
-            told_of = f"{name:40s} {rate:9,.0f} messages/s, {cost:.2f} us CPU each"
+            taken, cost = means[nth]
+            told_of = f"{name:40s} {1e6 / taken:9,.0f} messages/s, {cost:.2f} us CPU each"
             if nth:
-                faster, cheaper = (sorted(turn[0][one] / turn[nth][one] for turn in found) for one in (0, 1))
+                ratios = sorted(turn[nth][0] / turn[0][0] for turn in found)
                 told_of += (
-                    f": the owners {statistics.median(faster):.2f} x ({faster[0]:.2f} to {faster[-1]:.2f})"
+                    f": the owners {taken / means[0][0]:.2f} x by the clock (stretches {ratios[0]:.2f} to"
                 )
-                told_of += f" by the clock, {1 / statistics.median(cheaper):.2f} x by CPU time"
+                told_of += f" {ratios[-1]:.2f}), {cost / means[0][1]:.2f} x by CPU time"
             print(told_of)
+        sizes = " and ".join(f"{one / filled:.2f}" for one in (size, ours.disk()))
+        print(f"the disk holds {sizes} times what it held when each key was written once, before and after")
 
 
 if __name__ == "__main__":

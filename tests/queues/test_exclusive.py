@@ -353,6 +353,7 @@ def test_every_key_of_every_owner_is_found_again(seed: int) -> None:
         owner, mark = chance.choice(owners[:5]), chance.choice(marks)
         place = (int(owner.place), mark)
         found = finder.find(owner.hash, mark)
+        assert finder.find_numbered(owner.number, mark) == found
         assert (found >= 0) == (place in model)
         if found < 0:
             model[place] = int(owner.next)
@@ -360,7 +361,7 @@ def test_every_key_of_every_owner_is_found_again(seed: int) -> None:
             continue
         assert found >> SLOT_BITS == owner.place
         slot = found & SLOT_MASK
-        assert owner.seq(slot) == model[place]
+        assert owner.seq(slot) == finder.seq(found) == model[place]
         if chance.random() < 0.7:
             del model[place]
             owner.remove(slot)
@@ -370,6 +371,24 @@ def test_every_key_of_every_owner_is_found_again(seed: int) -> None:
         kept_here = sorted(int(owner.seq(slot)) for slot in range(owner.slots()) if owner.seq(slot))
         assert kept_here == sorted(seq for (place, _), seq in model.items() if place == owner.place)
     assert all(finder.find(owner.hash, marks[0]) == -1 for owner in owners[5:])
+
+
+def test_an_owner_is_found_by_its_number_whoever_comes_and_goes() -> None:
+    chance = random.Random(7)
+    space = Space()
+    finder = Finder(space)
+    here: dict[int, Owner] = {}
+    for step in range(6000):
+        number = chance.randrange(1, 400) * chance.choice([1, 64, 4096])  # many of which meet in the table
+        if number in here:
+            assert finder.numbered(number) is here[number]
+            if chance.random() < (0.3 if step < 3000 else 0.9):
+                finder.dismiss(here.pop(number))
+        else:
+            assert finder.numbered(number) is None
+            here[number] = Owner(f"car-{number}", number, 1, space)
+            finder.admit(here[number])
+    assert all(finder.numbered(number) is owner for number, owner in here.items())
 
 
 def test_an_owner_whose_keys_are_gone_gives_their_room_back(engine: EngineUnderTest) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from librt.strings import read_i64_le
-from librt.vecs import append, vec
+from librt.vecs import vec
 from mypy_extensions import i64
 
 from sluice.broker.ecq_reader import OwnedDelivery, OwnedReader
@@ -25,7 +25,7 @@ from sluice.broker.turn import Turn
 from sluice.errors import InvalidQueueConfig, QueueError
 from sluice.message import LAST_SECOND, Message
 from sluice.queues.engine import Engine
-from sluice.queues.heads import name_hash
+from sluice.queues.heads import name_hash, numbers
 from sluice.queues.known_keys import KnownKeys
 from sluice.queues.owner import Owner
 from sluice.queues.start import time_of
@@ -86,9 +86,9 @@ class EcqDoor:
         self.most: int = MOST_GATHERED  # that are gathered
         self._writes: list[Write] = []  # of which so many wait
         self._waiting: i64 = 0
-        self._clients: vec[i64] = _numbers()  # for each of them the hash of its client,
-        self._marks: vec[i64] = _numbers()  # the mark of its key,
-        self._found: vec[i64] = _numbers()  # and where its value was found
+        self._clients: vec[i64] = numbers(MOST_GATHERED)  # for each of them the hash of its client,
+        self._marks: vec[i64] = numbers(MOST_GATHERED)  # the mark of its key,
+        self._found: vec[i64] = numbers(MOST_GATHERED)  # and where its value was found
         self._keys: KnownKeys = KnownKeys()
         self._catch_up: Callable[[], None] = self.catch_up
 
@@ -335,13 +335,6 @@ def message_of(packet: Publish, key: bytes) -> Message:
 
 def expiry_of(packet: Publish) -> i64:
     return min(int(packet.expires_at + 0.999), LAST_SECOND) if packet.expires_at != 0.0 else 0
-
-
-def _numbers() -> vec[i64]:
-    numbers = vec[i64](capacity=MOST_GATHERED)
-    while len(numbers) < MOST_GATHERED:
-        numbers = append(numbers, i64(0))
-    return numbers
 
 
 def filter_of(client_id: str) -> bytes:

@@ -472,25 +472,27 @@ class Exclusive(Owners):
 
     def rewrite(self, pid: i64, data: bytes, address: i64) -> bool:
         """Write the record of a value that still lives at `address` anew, so that its segment can go."""
-        owner = self.by_number.get(int(pid - FIRST_OWNER))
-        slot: i64 = -1 if owner is None else self.find(owner, read_i64_le(data, KEY_AT))
-        if owner is None or slot < 0 or owner.address(slot) != address:
+        finder = self.finder
+        found = finder.find_numbered(pid - FIRST_OWNER, read_i64_le(data, KEY_AT))
+        if found < 0 or finder.address(found) != address:
             return False
         moved = self.journal.copy_owned(data)
         self.segments.drop(address, len(data))
         self.segments.add_lasting(moved, len(data))
-        owner.move(slot, moved)
-        if owner.reader is not None:
-            self._expect(owner.reader)
+        finder.move(found, moved)
+        if finder.minds(found):
+            reader = finder.at[found >> SLOT_BITS].reader
+            if reader is not None:
+                self._expect(reader)
         return True
 
     def damaged(self, record: Record, now: float) -> str:
         """What compaction cannot read is given up, in words."""
-        owner = self.by_number.get(int(record.pid - FIRST_OWNER))
-        slot = self.place_of(record)
-        if owner is None or slot < 0:
+        found = self.place_of(record)
+        if found < 0:
             return ""
-        self._remove(owner, slot, now)
+        owner = self.finder.at[found >> SLOT_BITS]
+        self._remove(owner, found & SLOT_MASK, now)
         return f"value {record.seq} of $ECQ/{owner.client} is damaged on disk: lost"
 
     def finish(self, now: float) -> None:

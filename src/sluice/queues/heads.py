@@ -97,6 +97,14 @@ def hash_of(client: bytes) -> i64:
     return name_hash(data, len(FRONT), len(data))
 
 
+def numbers(size: i64) -> vec[i64]:
+    """Room for so many."""
+    found = vec[i64](capacity=size)
+    while len(found) < size:
+        found = append(found, i64(0))
+    return found
+
+
 class Heads:
     def __init__(self) -> None:
         self.words: vec[i64] = vec[i64]()

@@ -365,9 +365,6 @@ class Owner:
             at += ROW
         self._space.give(piece, (was - LEAD) // ROW, old_bits)
 
-    def move(self, slot: i64, address: i64) -> None:
-        self.piece.rows[self.start + slot * ROW + ADDRESS] = address
-
     def remove(self, slot: i64) -> None:
         """Forget a value."""
         self.live -= 1

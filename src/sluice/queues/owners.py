@@ -13,20 +13,22 @@ from __future__ import annotations
 
 from typing import Final
 
+from librt.strings import read_i64_le
+from librt.vecs import vec
 from mypy_extensions import i64
 
 from sluice.message import TOMBSTONE
 from sluice.queues.finder import Finder
-from sluice.queues.heads import BASE, FACTS, HEAD, MINDS, NEXT, PIECE_AT, UNSAVED, WORD_MASK, Heads
+from sluice.queues.heads import BASE, FACTS, HEAD, MINDS, NEXT, PIECE_AT, UNSAVED, WORD_MASK, Heads, numbers
 from sluice.queues.journal import Journal, Note, NoteWriter
-from sluice.queues.keeping import FIRST_OWNER
+from sluice.queues.keeping import FIRST_OWNER, FIRST_PID
 from sluice.queues.owner import NOTHING_DONE, Owner
 from sluice.queues.ports import Reader
 from sluice.queues.rows import ADDRESS, ROW
 from sluice.queues.rows import FACTS as ROW_FACTS
 from sluice.queues.segments import Segments
 from sluice.queues.space import Space
-from sluice.store.protocol import Record
+from sluice.store.protocol import ROW_BYTES, Record, address_of_row, pid_of_row
 
 # Notes, behind those of `keeping`.
 OWNER_MADE: Final = 48  # number, client, first sequence
@@ -36,6 +38,8 @@ OWNER_REMOVED: Final = 51  # number, seq, mark: expired or damaged
 OWNERS_SWEPT: Final = 52  # time in seconds: what is older is gone, of every owner
 OWNER_PURGED: Final = 53  # number
 OWNER_GONE: Final = 54  # number
+
+TOGETHER: Final = 64  # rows of an index that are looked at together
 
 
 class Owners:
@@ -47,7 +51,6 @@ class Owners:
         self.finder: Finder = Finder(self._space)
         self._nobody: Owner = Owner("", 0, 1, Space())
         self.owners: dict[str, Owner] = {}
-        self.by_number: dict[int, Owner] = {}
         self.next_number: i64 = 1
         # Where a new owner's sequences begin: behind those of every owner that was forgotten.
         self.first: i64 = 1
@@ -59,13 +62,14 @@ class Owners:
         self._unsaved: list[Owner] = []  # whom to write into it, unless a change has done so already
         self._save_at: i64 = 0
         self._out: NoteWriter | None = None
+        self._places: vec[i64] = numbers(TOGETHER)  # of whom `bring_near` looks for something, and for what
+        self._marks: vec[i64] = numbers(TOGETHER)
 
     # ---- owners and values come and go
 
     def add_owner(self, client: str, number: i64, first: i64) -> Owner:
         owner = Owner(client, number, first, self._space)
         self.owners[client] = owner
-        self.by_number[int(number)] = owner
         self.finder.admit(owner)
         if number >= self.next_number:
             self.next_number = number + 1
@@ -166,7 +170,6 @@ class Owners:
         self.finder.dismiss(owner)
         self.first = max(self.first, owner.next)
         self.owners.pop(owner.client, None)
-        self.by_number.pop(int(owner.number), None)
 
     def sweep(self, seconds: i64) -> bool:
         """Take out what is older. An owner is looked through only if it may have such a value."""
@@ -279,7 +282,7 @@ class Owners:
 
     def load_row(self, record: Record) -> None:
         """A value from before the snapshot, without its body; one that was moved comes again, further on."""
-        owner = self.by_number.get(int(record.pid - FIRST_OWNER))
+        owner = self.finder.numbered(record.pid - FIRST_OWNER)
         slot: i64 = -1 if owner is None else owner.slot_of(record.seq)
         if owner is not None and slot >= 0:
             owner.found(
@@ -310,7 +313,7 @@ class Owners:
 
     def load_record(self, record: Record) -> None:
         """A value behind the snapshot, as it came, or as compaction wrote it anew."""
-        owner = self.by_number.get(int(record.pid - FIRST_OWNER))
+        owner = self.finder.numbered(record.pid - FIRST_OWNER)
         if owner is None:
             return
         if record.seq >= owner.next:
@@ -326,11 +329,11 @@ class Owners:
                 record.flags & TOMBSTONE != 0,
             )
             return
-        slot = self.place_of(record)
-        if slot >= 0:
-            self.segments.drop(owner.address(slot), record.size)
+        found = self.place_of(record)
+        if found >= 0:
+            self.segments.drop(self.finder.address(found), record.size)
             self.segments.add_lasting(record.address, record.size)
-            owner.move(slot, record.address)
+            self.finder.move(found, record.address)
 
     def apply(self, note: Note) -> None:
         what = note.what
@@ -338,7 +341,7 @@ class Owners:
             self.sweep(note.number())
         elif what == OWNER_ACKED:
             while note.more():
-                found = self.by_number.get(int(note.number()))
+                found = self.finder.numbered(note.number())
                 owner = found if found is not None else self._nobody  # its numbers are passed over
                 self.read_state(note, owner)
                 if owner.tombstones:
@@ -348,7 +351,7 @@ class Owners:
             client = note.text()
             self.add_owner(client, number, note.number())
         else:
-            found = self.by_number.get(int(note.number()))
+            found = self.finder.numbered(note.number())
             if found is None:
                 return
             if what == OWNER_SOUGHT:
@@ -365,15 +368,42 @@ class Owners:
                 self.let_go(found)
 
     def place_of(self, record: Record) -> i64:
-        """The slot of the value that a record is; -1 when it is kept no more."""
-        owner = self.by_number.get(int(record.pid - FIRST_OWNER))
-        slot: i64 = -1 if owner is None else self.find(owner, mark_in(record))
-        return slot if owner is not None and slot >= 0 and owner.seq(slot) == record.seq else -1
+        """Where the value stands that a record is (`Finder`); -1 when it is kept no more."""
+        found = self.finder.find_numbered(record.pid - FIRST_OWNER, mark_in(record))
+        return found if found >= 0 and self.finder.seq(found) == record.seq else -1
 
     def lives(self, record: Record) -> bool:
         """Whether an index row stands for a value that lives there."""
-        slot = self.place_of(record)
-        return slot >= 0 and self.by_number[int(record.pid - FIRST_OWNER)].address(slot) == record.address
+        found = self.place_of(record)
+        return found >= 0 and self.finder.address(found) == record.address
+
+    def row_lives(self, rows: bytes, at: i64) -> bool:
+        """The same of a row as it stands in the index."""
+        finder = self.finder
+        found = finder.find_numbered(pid_of_row(rows, at) - FIRST_OWNER, mark_of_row(rows, at))
+        return found >= 0 and finder.address(found) == address_of_row(rows, at)
+
+    def bring_near(self, rows: bytes, at: i64) -> i64:
+        """Rows of an index are about to be looked at, of which a segment has hundreds of thousands: have what that
+        needs near for the next of them; up to which."""
+        finder = self.finder
+        end = min(at + TOGETHER * ROW_BYTES, len(rows))
+        size: i64 = 0
+        while at < end:
+            pid = pid_of_row(rows, at)
+            if FIRST_OWNER <= pid < FIRST_PID:
+                self._places[size] = finder.place_numbered(pid - FIRST_OWNER)
+                self._marks[size] = mark_of_row(rows, at)
+                size += 1
+            at += ROW_BYTES
+        if size > 1:
+            finder.bring_near(self._places, self._marks, size)
+        return end
+
+
+def mark_of_row(rows: bytes, at: i64) -> i64:
+    """The same in a row of an index."""
+    return read_i64_le(rows, at + 24)
 
 
 def mark_in(record: Record) -> i64:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from mypy_extensions import i64
+
 from sluice.clock import Clock
 from sluice.message import Message
 from sluice.queues.block import GONE
@@ -23,13 +25,13 @@ from sluice.queues.reading import Read
 from sluice.queues.recovery import EngineLoader
 from sluice.queues.rules import Rules
 from sluice.queues.saving import Saving
-from sluice.store.protocol import ROW_BYTES, Record, Recovery, Store, read_row
+from sluice.store.protocol import ROW_BYTES, Record, Recovery, Store, pid_of_row, read_row
 
 LOOK_SECONDS: Final = 2.0  # a segment whose last messages do not go away for so long is compacted
 ROOM_SECONDS: Final = 1.0  # how long an emptied segment waits: others may be emptied meanwhile,
 ROOM_BYTES: Final = 4 << 20  # and a second longer for so many bytes of a snapshot: one is written for it
 COMPACT_BELOW: Final = 0.4  # a sealed segment of which less than this lives is written anew
-COMPACT_LASTING: Final = 0.5  # the same where most of what lives are last values of keys,
+COMPACT_LASTING: Final = 0.4  # the same where most of what lives are last values of keys,
 COMPACT_SWEPT: Final = (
     0.7  # and after a sweep: the disk then holds at most about one and a half times what lives
 )
@@ -379,6 +381,12 @@ class Runner:
         self._row_at = 0
         self._move()
 
+    def _row_lives(self, rows: bytes, at: i64) -> bool:
+        """Whether a row of the index stands for a message that lives there. Those of owners are many."""
+        if FIRST_OWNER <= pid_of_row(rows, at) < FIRST_PID:
+            return self.engine.exclusive.row_lives(rows, at)
+        return self._lives(read_row(rows, at))
+
     def _lives(self, record: Record) -> bool:
         if record.pid >= FIRST_OWNER:
             if record.pid >= FIRST_PID:
@@ -392,18 +400,21 @@ class Runner:
         if self._closed:
             return
         living: list[Record] = []
-        looked = 0
+        looked: i64 = 0
         while self._rows and looked < LOOK_AT_ONCE and len(living) < COMPACT_AT_ONCE:
             rows = self._rows[0]
-            if self._row_at >= len(rows):
+            at: i64 = self._row_at
+            if at >= len(rows):
                 self._rows.pop(0)
                 self._row_at = 0
                 continue
-            record = read_row(rows, self._row_at)
-            self._row_at += ROW_BYTES
-            looked += 1
-            if self._lives(record):
-                living.append(record)
+            end = self.engine.exclusive.bring_near(rows, at)
+            while at < end and len(living) < COMPACT_AT_ONCE:
+                if self._row_lives(rows, at):
+                    living.append(read_row(rows, at))
+                at += ROW_BYTES
+                looked += 1
+            self._row_at = int(at)
         if living or self._rows:
             self.read([int(record.address) for record in living], _MoveDone(self, living))
             return

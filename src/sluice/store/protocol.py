@@ -255,6 +255,15 @@ def copy_row(rows: BytesWriter, data: bytes, at: i64, address: i64) -> None:
     write_i64_le(rows, _high(data[at + 9]) << 56 | read_i64_le(data, at + 32))
 
 
+def pid_of_row(rows: bytes, at: i64) -> i64:
+    """Some of it, for those who look at many rows and want few."""
+    return i64(read_i32_le(rows, at + 12)) & 0xFFFF_FFFF
+
+
+def address_of_row(rows: bytes, at: i64) -> i64:
+    return read_i64_le(rows, at)
+
+
 def read_row(rows: bytes, at: i64) -> Record:
     last = read_i64_le(rows, at + 32)
     return Record(
