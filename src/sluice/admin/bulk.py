@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from sluice.admin.hands import Hands, plain
 from sluice.admin.looking import Register
+from sluice.admin.strain import Strain
 from sluice.errors import (
     InUse,
     InvalidBatch,
@@ -64,6 +65,8 @@ class Slice:
     places: bytes  # i64 seq, i64 address, i32 size of each
     records: list[bytes | None]
     next: int  # where the next slice begins; the end of the range when there is no more
+    bytes: int  # of those messages
+    pace: float  # bytes per second that all readers together may have now
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,7 @@ class BulkDesk:
         self._register = register
         self.direct = direct
         self._waiters: dict[int, set[asyncio.Event]] = {}  # by queue: who waits for its next commit
+        self._strain = Strain()
         self._one_batch = asyncio.Lock()
         self._tasks: set[asyncio.Task[Committed]] = set()
         hands.runner.frame_kept = self._kept
@@ -159,6 +163,7 @@ class BulkDesk:
         return self._offsets_of(queue)
 
     def _kept(self, frame: Frame) -> None:
+        self._strain.wrote(len(frame.data))
         if self._waiters:
             for partition in frame.partitions:
                 for news in self._waiters.get(int(partition.queue.qid), ()):
@@ -227,7 +232,14 @@ class BulkDesk:
                     for at in range(0, len(places), PLACE_BYTES)
                 ]
             )
-        return Slice(int(partition.pid), places, records, start if start < end else asked)
+        return Slice(
+            int(partition.pid),
+            places,
+            records,
+            start if start < end else asked,
+            int(found.bytes),
+            self._strain.pace(),
+        )
 
     async def _read(self, addresses: list[int]) -> list[bytes | None]:
         waiter: asyncio.Future[list[bytes | None]] = asyncio.get_running_loop().create_future()

@@ -26,6 +26,7 @@ from typing import Any, Final, Protocol
 import sluice
 from sluice.bulk import words
 from sluice.bulk.arrow import BATCH_BYTES, BATCH_ROWS, END, Batches
+from sluice.bulk.pace import Pace
 from sluice.errors import TooManyReaders, UnreadableMessage, WorkerLost
 from sluice.queues.compression import ZstdCodec
 
@@ -61,6 +62,10 @@ class Slice(Protocol):
     def records(self) -> list[bytes | None]: ...
     @property
     def next(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def pace(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +133,9 @@ class Workshop:
     of them, none can send. A reader gets the worker that has fewest, and a new one only where all have some already, so
     that whoever reads alone has one process, and its maps, for everything."""
 
-    def __init__(self, directory: str, idle_seconds: float = IDLE_SECONDS, most: int = 0) -> None:
+    def __init__(self, directory: str, pace: Pace, idle_seconds: float = IDLE_SECONDS, most: int = 0) -> None:
         self._directory = directory
+        self.pace = pace
         self._idle_seconds = idle_seconds
         self._most = most or min(MOST_WORKERS, len(os.sched_getaffinity(0)))
         self._workers: list[Worker] = []
@@ -269,6 +275,7 @@ class Reading:
     async def _next(self, feed: Feed) -> Slice:
         found = await self._slices(feed.part, feed.at, BATCH_ROWS, BATCH_BYTES)
         feed.at = max(found.next, feed.at + 1)
+        await self._workshop.pace.wait(found.bytes, found.pace)
         return found
 
     async def _feed(
@@ -365,7 +372,8 @@ class LocalReading:
     """Ranges of a store without files, one after the other: the broker reads the records, and they are built here, in a
     thread."""
 
-    def __init__(self, wanted: Wanted, slices: NextSlice) -> None:
+    def __init__(self, pace: Pace, wanted: Wanted, slices: NextSlice) -> None:
+        self._pace = pace
         self._wanted = wanted
         self._slices = slices
         self._feeds = [Feed(part) for part in wanted.parts]
@@ -382,6 +390,7 @@ class LocalReading:
         while self._feeds:
             feed = self._feeds[0]
             found = await self._slices(feed.part, feed.at, BATCH_ROWS, BATCH_BYTES)
+            await self._pace.wait(found.bytes, found.pace)
             built, reached = await asyncio.to_thread(self._build, feed.part, found)
             feed.tries = feed.tries + 1 if reached == feed.at and reached < found.next else 0
             if feed.tries >= MOST_TRIES:

@@ -32,6 +32,7 @@ from sluice.admin.rest.values import (
     whole_segment,
 )
 from sluice.bulk import arrow, rows
+from sluice.bulk.pace import Pace
 from sluice.bulk.reading import LocalReading, Part, Reading, Wanted, Workshop
 from sluice.bulk.stages import Stages, Upload
 from sluice.clock import steady_time
@@ -59,7 +60,8 @@ class BulkDoor:
         max_stage_bytes: int = 1 << 30,
         stage_seconds: float = 3600.0,
     ) -> None:
-        self.workshop = None if data is None else Workshop(str(data))
+        self.pace = Pace()
+        self.workshop = None if data is None else Workshop(str(data), self.pace)
         self.stages = Stages(data, max_batch_bytes, max_stage_bytes, stage_seconds)
         self.closing = asyncio.Event()
 
@@ -428,7 +430,7 @@ async def _stream_of(request: Request, name: str, parts: list[Part], query: HowQ
     wanted = Wanted(found.queue, tuple(parts), names)
     connection = request.scope.get(CONNECTION)
     if door.workshop is None:
-        reading: Reading | LocalReading = LocalReading(wanted, slices)
+        reading: Reading | LocalReading = LocalReading(door.pace, wanted, slices)
         await reading.open()
         return ArrowStream(reading, connection, False)
     reading = Reading(door.workshop, wanted, slices)
