@@ -2,9 +2,9 @@
 
 Reading gives way to messages by its low priority, and still costs them: what it copies goes through the same memory and
 the same caches, so that each message takes the broker longer. Only reading less helps. So while the broker is busy,
-all readers together get twice what is published meanwhile: whoever reads keeps up with any rate, and gains on it. Where
-little is published they get what costs hardly anybody anything. Asked on the broker's loop, by whoever hands out
-places; time is handed in.
+all readers together get a little more than is published meanwhile: whoever reads keeps up with any rate, and gains on
+it. Where little is published they get what costs hardly anybody anything. Asked on the broker's loop, by whoever hands
+out places; time is handed in.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 BUSY: Final = (
     0.4  # of a core; others may want it too, so a loop without a pause does not always get a whole one
 )
-TIMES: Final = 2.0  # what readers get of what is written
+TIMES: Final = 1.25  # what readers get of what is written
 LEAST: Final = 32 << 20  # bytes per second for each core of the machine, however little is written
 LOOK_SECONDS: Final = 0.1
 
