@@ -340,6 +340,33 @@ def test_a_value_ends_when_its_writer_says(house: QueueHouse) -> None:
     assert message.payload == b"long" and message.expiry == 80
 
 
+def test_a_value_that_ends_while_its_owner_is_away_is_not_given_when_it_is_back(house: QueueHouse) -> None:
+    owner = house.connect_lasting("car-1")
+    own(owner)
+    owner.drop()
+    writer = house.connect("writer")
+    put(writer, "$ECQ/w/car-1/a", b"short", message_expiry=10)
+    put(writer, "$ECQ/w/car-1/b", b"long", message_expiry=100)
+    house.advance(20)
+    owner = house.connect_lasting("car-1")
+    assert payloads(take(owner)) == [b"long"]
+    assert house.engine.exclusive.owners["car-1"].live == 1
+
+
+def test_what_is_at_hand_for_a_client_is_put_down_when_it_goes(house: QueueHouse) -> None:
+    owner = house.connect_lasting("car-1", receive_maximum=2)
+    own(owner)
+    house.runner.hold()
+    writer = house.connect("writer")
+    for number in range(2):
+        writer.publish(f"$ECQ/w/car-1/{number}", b"x" * 100, qos=1)
+    assert house.engine.exclusive.cached > 0
+    owner.drop()
+    assert house.engine.exclusive.cached == 0
+    house.runner.release()
+    assert payloads(take(house.connect_lasting("car-1"))) == [b"x" * 100] * 2
+
+
 def test_an_empty_payload_is_the_end_of_its_key(house: QueueHouse) -> None:
     write(house, "a", b"1")
     write(house, "a", b"")

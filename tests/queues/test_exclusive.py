@@ -209,6 +209,44 @@ def test_a_value_whose_time_is_over_is_not_given(engine: EngineUnderTest) -> Non
     assert subscribe(engine, "car-1").take() == [b"long"]
 
 
+def test_a_value_that_expires_while_its_owner_has_no_room_is_not_given_and_is_removed(
+    engine: EngineUnderTest,
+) -> None:
+    taker = subscribe(engine, "car-1", window=2)
+    write(engine, "car-1", b"a", b"1", at_once=False)
+    write(engine, "car-1", b"b", b"short", ttl=10, at_once=False)  # at hand, and there is room for it no more
+    taker.window = 1
+    engine.settle_down()
+    assert taker.values() == [b"1"]
+    write(engine, "car-1", b"c", b"2")
+    engine.advance(seconds=60)
+    assert taker.take() == [b"1", b"2"]
+    assert kept(engine, "car-1") == {b"a": b"1", b"c": b"2"}
+    engine.crash_and_restart()
+    assert kept(engine, "car-1") == {b"a": b"1", b"c": b"2"}
+
+
+def test_a_value_that_expires_before_the_store_has_it_is_not_given(engine: EngineUnderTest) -> None:
+    taker = subscribe(engine, "car-1")
+    engine.runner.hold()
+    write(engine, "car-1", b"a", b"short", ttl=10)
+    engine.advance(seconds=60)
+    engine.runner.release()
+    assert taker.values() == []
+    assert engine.engine.exclusive.cached == 0
+    assert kept(engine, "car-1") == {}
+
+
+def test_who_takes_nothing_now_has_nothing_at_hand(engine: EngineUnderTest) -> None:
+    """What is there for all owners is not filled for those who are away or slow."""
+    exclusive = engine.engine.exclusive
+    taker = subscribe(engine, "car-1", window=1)
+    for number in range(3):
+        write(engine, "car-1", b"key-%d" % number, b"%d" % number)
+    assert exclusive.cached == 0 and not taker.bodies
+    assert taker.take() == [b"0", b"1", b"2"]
+
+
 def test_an_owner_of_many_keys_finds_each_of_them(engine: EngineUnderTest) -> None:
     chance = random.Random(3)
     expected: dict[bytes, bytes] = {}
@@ -304,7 +342,7 @@ def test_who_still_reads_an_owner_that_is_gone_does_not_disturb_the_one_in_its_p
     write(engine, "car-1", b"a", b"1")
     taker = Taker(engine, 10)
     old = exclusive.join(taker, "car-1", engine.loop.now)
-    exclusive.feed_all()
+    exclusive.feed_all(engine.loop.now)
     assert taker.fetching
     exclusive.forget(old, engine.loop.now)
     new = write(engine, "car-2", b"a", b"2", at_once=False)

@@ -258,6 +258,10 @@ class EcqDoor:
 
     # ---- a session comes and goes
 
+    def paused(self, reader: OwnedReader) -> None:
+        """Its client is away."""
+        self._engine.exclusive.put_down(reader)
+
     def resumed(self, session: Session) -> None:
         """It is connected again."""
         if session.reader is not None:

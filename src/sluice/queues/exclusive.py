@@ -172,9 +172,10 @@ class Exclusive(Owners):
         return place << SLOT_BITS | slot
 
     def _bring(self, reader: Reader, seq: i64, message: Message) -> None:
-        """A value for a reader who is there: it is at hand if there is room."""
+        """A value for a reader: it is at hand if there is room, and if the reader will soon take it. Who is away, or
+        slow, would fill what is there for all."""
         cost = message.size()
-        if self.cached + cost <= self.rules.cache_bytes:
+        if self.cached + cost <= self.rules.cache_bytes and reader.room() > len(reader.bodies):
             message.cost = cost
             self.cached += cost
             reader.bodies[int(seq)] = message
@@ -221,12 +222,16 @@ class Exclusive(Owners):
         owner = reader.owner
         reader.owner = None
         reader.out.clear()
-        for message in reader.bodies.values():
-            self.cached -= message.cost
-        reader.bodies.clear()
+        self.put_down(reader)
         if owner is not None and owner.reader is reader:
             owner.reader = None
             owner.forget_order()
+
+    def put_down(self, reader: Reader) -> None:
+        """It takes nothing for a while: what was at hand for it stands in the store."""
+        for message in reader.bodies.values():
+            self.cached -= message.cost
+        reader.bodies.clear()
 
     def feed(self, reader: Reader) -> None:
         """It may have room: offer it more at the end of the turn."""
@@ -234,16 +239,17 @@ class Exclusive(Owners):
             reader.is_hungry = True
             self.hungry.append(reader)
 
-    def feed_all(self) -> None:
+    def feed_all(self, now: float) -> None:
         while self.hungry:
             hungry = self.hungry
             self.hungry = []
             for reader in hungry:
                 reader.is_hungry = False
-                self.offer(reader)
+                self.offer(reader, now)
 
-    def offer(self, reader: Reader) -> None:
-        """Give a reader what it has not got yet, in the order of sequences, as far as it has room."""
+    def offer(self, reader: Reader, now: float) -> None:
+        """Give a reader what it has not got yet, in the order of sequences, as far as it has room. What has expired
+        meanwhile is not given, and is removed."""
         owner = reader.owner
         if owner is None or reader.fetching:
             return
@@ -259,10 +265,14 @@ class Exclusive(Owners):
             if owner.address(slot) >= self.kept_before:
                 self._expect(reader)
                 return
-            message = reader.bodies.pop(int(seq), None)
+            message = reader.bodies.get(int(seq))
             if message is None:
                 self._read(reader, owner, slot, room)
                 return
+            if message.expires and float(message.expires) <= now:
+                self._remove(owner, slot, now)
+                continue
+            del reader.bodies[int(seq)]
             self.cached -= message.cost
             reader.sent = seq
             reader.out[int(seq)] = int(reader.epoch)
@@ -282,14 +292,14 @@ class Exclusive(Owners):
         self._expecting_sent = self._expecting
         self._expecting = []
 
-    def frame_done(self) -> None:
+    def frame_done(self, now: float) -> None:
         """The store has all that stands before the open frame."""
         self.kept_before = self.journal.base()
         if self._expecting_sent:
             sent = self._expecting_sent
             self._expecting_sent = []
             for reader in sent:
-                self.offer(reader)
+                self.offer(reader, now)
 
     # ---- bodies that are not at hand
 
@@ -331,7 +341,7 @@ class Exclusive(Owners):
                 message.cost = message.size()
                 self.cached += message.cost
                 reader.bodies[number] = message
-        self.offer(reader)
+        self.offer(reader, now)
         return lost
 
     def _remove(self, owner: Owner, slot: i64, now: float) -> None:
