@@ -276,6 +276,37 @@ def test_an_unacknowledged_value_is_said_again_unless_it_was_replaced(house: Que
     assert house.engine.exclusive.owners["car-1"].depth() == 0
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_puback_behind_an_unsubscribe_counts(house: QueueHouse, again: bool) -> None:
+    write(house, "a", b"1")
+    write(house, "b", b"2")
+    owner = house.connect("car-1")
+    own(owner)
+    messages = owner.messages()
+    owner.unsubscribe("$ECQ/car-1/#")
+    if again:
+        own(owner)
+        assert payloads(owner.messages()) == [b"1", b"2"]
+    for message in messages:
+        owner.ack(message)
+    owner.disconnect()
+    owner = house.connect("car-1")
+    own(owner)
+    assert owner.messages() == []
+
+
+def test_a_puback_from_before_a_rewind_by_another_subscribe_does_not_count(house: QueueHouse) -> None:
+    write(house, "a", b"1")
+    owner = house.connect("car-1")
+    own(owner)
+    (message,) = owner.messages()
+    owner.unsubscribe("$ECQ/car-1/#")
+    own(owner, start="earliest")
+    assert payloads(owner.messages()) == [b"1"]
+    owner.ack(message)
+    assert house.engine.exclusive.owners["car-1"].depth() == 1
+
+
 @pytest.mark.parametrize(
     ("start", "expected"),
     [

@@ -134,6 +134,99 @@ def test_an_acknowledgement_from_before_a_rewind_does_not_count(engine: EngineUn
     assert engine.engine.exclusive.owners["car-1"].acked == 0
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_an_acknowledgement_counts_when_its_reader_has_left_meanwhile(
+    engine: EngineUnderTest, again: bool
+) -> None:
+    for number in range(3):
+        write(engine, "car-1", b"key-%d" % number, b"%d" % number)
+    taker = subscribe(engine, "car-1")
+    leave(engine, taker)
+    if again:
+        assert subscribe(engine, "car-1").values() == [b"0", b"1", b"2"]
+    taker.ack(1)
+    taker.ack(0)
+    assert engine.engine.exclusive.owners["car-1"].acked == 2
+    engine.crash_and_restart()
+    assert subscribe(engine, "car-1").take() == [b"2"]
+
+
+def test_an_acknowledgement_of_a_reader_that_has_left_does_not_count_behind_a_rewind(
+    engine: EngineUnderTest,
+) -> None:
+    write(engine, "car-1", b"a", b"1")
+    taker = subscribe(engine, "car-1")
+    leave(engine, taker)
+    seek(engine, "car-1", 0)
+    taker.ack()
+    owner = engine.engine.exclusive.owners["car-1"]
+    assert (owner.acked, owner.acked_at) == (0, 0)
+    assert subscribe(engine, "car-1").take() == [b"1"]
+
+
+def test_an_acknowledgement_to_an_owner_that_is_forgotten_does_not_count_for_its_heir(
+    engine: EngineUnderTest,
+) -> None:
+    write(engine, "car-1", b"a", b"1")
+    taker = subscribe(engine, "car-1")
+    engine.engine.exclusive.forget(engine.engine.exclusive.owners["car-1"], engine.loop.now)
+    heir = write(engine, "car-1", b"a", b"2")
+    taker.ack()
+    assert heir.acked_at == 0 and engine.engine.exclusive.acked == 0
+    assert subscribe(engine, "car-1").take() == [b"2"]
+
+
+@pytest.mark.parametrize("how", ["replaced", "swept", "purged"])
+def test_who_acknowledges_what_is_gone_meanwhile_has_come_so_far(engine: EngineUnderTest, how: str) -> None:
+    exclusive = engine.engine.exclusive
+    exclusive.rules.retention = 3600.0
+    taker = subscribe(engine, "car-1", window=2)
+    owner = write(engine, "car-1", b"a", b"1")
+    write(engine, "car-1", b"b", b"2")
+    assert taker.values() == [b"1", b"2"]
+    if how == "replaced":
+        write(engine, "car-1", b"a", b"3")
+        write(engine, "car-1", b"b", b"4")
+    elif how == "purged":
+        exclusive.purge(owner, engine.loop.now)
+    else:
+        engine.advance(hours=2)
+    taker.ack()
+    assert owner.acked_at == int(engine.loop.now * 1000)
+    assert (owner.acked, exclusive.acked) == (2, 1)  # of what it has not acknowledged, nothing is kept
+    assert owner.depth() == (2 if how == "replaced" else 0)
+    engine.crash_and_restart()
+    owner = engine.engine.exclusive.owners["car-1"]
+    assert owner.acked == 2 and owner.acked_at > 0
+    assert subscribe(engine, "car-1").take() == ([b"3", b"4"] if how == "replaced" else [])
+
+
+def test_who_acknowledges_what_is_gone_has_not_passed_what_is_kept_before_it(engine: EngineUnderTest) -> None:
+    taker = subscribe(engine, "car-1", window=3)
+    for number in range(3):
+        owner = write(engine, "car-1", b"key-%d" % number, b"%d" % number)
+    write(engine, "car-1", b"key-1", b"new")
+    taker.ack(1)  # replaced
+    assert owner.acked == 0
+    taker.ack(1)  # key-2, out of turn
+    assert owner.acked == 0 and owner.done == {3}
+    taker.ack(0)
+    assert owner.acked == 3 and not owner.done
+    assert taker.take() == [b"new"]
+
+
+def test_the_owner_of_a_key_that_changes_all_the_time_is_seen_to_follow(engine: EngineUnderTest) -> None:
+    taker = subscribe(engine, "car-1", window=1)
+    for number in range(20):
+        owner = write(engine, "car-1", b"speed", b"%d" % number)
+        if number % 3 == 2:
+            before = owner.acked
+            taker.ack()
+            assert owner.acked > before
+    assert taker.take() == [b"17", b"19"]
+    assert (owner.acked, owner.depth()) == (20, 0)
+
+
 def test_a_tombstone_is_given_to_the_owner_and_then_forgotten(engine: EngineUnderTest) -> None:
     write(engine, "car-1", b"a", b"1")
     write(engine, "car-1", b"b", b"2")

@@ -214,7 +214,9 @@ class Exclusive(Owners):
             self.leave(owner.reader)
         owner.reader = reader
         reader.owner = owner
+        reader.served = owner
         reader.sent = owner.acked
+        reader.epoch = owner.epoch
         self.feed(reader)
         return owner
 
@@ -356,28 +358,35 @@ class Exclusive(Owners):
     # ---- acknowledging
 
     def ack(self, reader: Reader, seq: i64, epoch: i64, now: float) -> None:
-        """A reader has what it was given. Nothing up to the first that it has not acknowledged is given again."""
-        owner = reader.owner
+        """A reader has what it was given. It counts for the owner unless that was rewound since: also if the reader has
+        left meanwhile [MQTT-3.10.4-3], or the value is gone. Nothing up to the first that is kept and not acknowledged
+        is given again."""
+        owner = reader.served
         if owner is None:
             return
-        if reader.out.get(int(seq), -1) == epoch:
-            del reader.out[int(seq)]
+        if epoch == owner.epoch:
             if owner.is_unsaved:
                 self.save(owner)
             self.acked += 1
             owner.acked_at = int(now * 1000.0)
+            present = owner.reader
+            if present is not None and present.out:
+                present.out.pop(int(seq), None)
             slot = owner.after(owner.acked)
             if slot >= 0 and owner.seq(slot) == seq and not owner.done:
                 owner.acked = seq
                 if owner.tombstones:
                     self._end_tombstone(owner, slot)
-            else:
+            elif seq > owner.acked and owner.slot_of(seq) >= 0:
                 if owner.done is NOTHING_DONE:
                     owner.done = set()
                 owner.done.add(int(seq))
-                self._pass_done(owner)
+            self._pass_done(owner, reader.sent)
             self._note_ack(owner)
-        self.feed(reader)
+        if owner.reader is not None:
+            self.feed(owner.reader)
+        else:
+            owner.forget_order()
 
     def _note_ack(self, owner: Owner) -> None:
         if not owner.is_dirty:
@@ -385,18 +394,21 @@ class Exclusive(Owners):
             self._dirty.append(owner)
             self.journal.note_acks = self
 
-    def _pass_done(self, owner: Owner) -> None:
-        """Go as far as everything is acknowledged: what was out of turn is in turn when all before it is done."""
+    def _pass_done(self, owner: Owner, sent: i64) -> None:
+        """Go as far as everything is acknowledged, or gone: what was out of turn is in turn when all before it is done.
+        Behind the last that is kept, that is as far as values were `sent`."""
         acked = owner.acked
         slot = owner.after(acked)
-        while slot >= 0 and int(owner.seq(slot)) in owner.done:
+        while slot >= 0 and owner.done and int(owner.seq(slot)) in owner.done:
             acked = owner.seq(slot)
             owner.done.discard(int(acked))
             if owner.tombstones:
                 self._end_tombstone(owner, slot)
             slot = owner.after(acked)
-        owner.acked = acked
-        if not owner.done:
+        if slot >= 0:
+            sent = min(sent, owner.seq(slot) - 1)
+        owner.acked = max(acked, sent)
+        if owner.done is not NOTHING_DONE and not owner.done:
             owner.done = NOTHING_DONE
 
     def _end_tombstone(self, owner: Owner, slot: i64) -> None:
@@ -426,10 +438,11 @@ class Exclusive(Owners):
             self.journal.note_acks = None
         self.journal.add_note(note.value(), int(now * 1000.0), True)
         self.go_behind(owner, behind)
+        owner.epoch += 1
         reader = owner.reader
         if reader is not None:
             reader.sent = owner.acked
-            reader.epoch += 1
+            reader.epoch = owner.epoch
             reader.out.clear()
             self.feed(reader)
 
@@ -451,6 +464,7 @@ class Exclusive(Owners):
             self.leave(owner.reader)
         if owner.is_dirty:
             self._dirty.remove(owner)
+        owner.epoch += 1  # what is still said to it counts no more
         self.let_go(owner)
 
     # ---- retention

@@ -66,6 +66,7 @@ class Owner:
         self.oldest: i64 = 0  # no value is older than this, in seconds since 1970
         self.acked: i64 = first - 1  # all up to here is acknowledged, or gone
         self.acked_at: i64 = 0  # when that was, in milliseconds since 1970; 0: never
+        self.epoch: i64 = 0  # counts rewinds, since the start
         self.is_dirty: bool = False  # has acknowledged something since the last frame
         self.client: str = client
         self._space: Space = space
