@@ -339,6 +339,17 @@ def test_a_start_that_is_none_is_refused_and_changes_nothing(house: QueueHouse) 
     assert owner.messages() == []
 
 
+@pytest.mark.parametrize("start", ["yesterday", "@", "@1e30", "@nan", "-1", "9" * 30])
+def test_who_is_refused_for_its_start_becomes_no_owner(house: QueueHouse, start: str) -> None:
+    client = house.connect("car-1")
+    reason, why = own(client, start=start)
+    assert reason == 0x83 and "start is" in why
+    assert house.engine.exclusive.owners == {}
+    assert own(client, start="latest") == (1, "")
+    write(house, "a", b"1")
+    assert payloads(take(client)) == [b"1"]
+
+
 def test_a_value_larger_than_its_owner_takes_is_passed_over(house: QueueHouse) -> None:
     owner = house.connect("car-1", maximum_packet_size=100)
     own(owner)

@@ -229,9 +229,9 @@ class EcqDoor:
     def _join(self, session: Session, identifier: int, start: str) -> None:
         exclusive = self._engine.exclusive
         owner = exclusive.owners.get(session.client_id)
+        behind: i64 = place_of(owner, start) if start else -1  # and who cannot say where becomes no owner
         if owner is None:
             owner = exclusive.make(session.client_id, self._engine.now)
-        behind: i64 = place_of(owner, start) if start else -1
         extra = encode_identifiers([identifier] if identifier else [])
         reader = session.reader
         if reader is not None and owner.reader is reader:
@@ -352,19 +352,32 @@ def is_own(topic_filter: bytes, client_id: str) -> bool:
     return topic_filter == filter_of(client_id)
 
 
-def place_of(owner: Owner, start: str) -> i64:
-    """The sequence behind which an owner goes on that wants to `start` somewhere."""
+def place_of(owner: Owner | None, start: str) -> i64:
+    """The sequence behind which an owner goes on that wants to `start` somewhere; -1: one that is new has but one
+    place to start at."""
+    seconds: i64 = 0
+    if start != "earliest" and start != "latest" and not is_sequence(start):
+        try:
+            since = float(start[1:]) if start.startswith("@") else time_of(start)
+            if abs(since) >= float(LAST_SECOND):
+                raise OverflowError
+            seconds = int(since)
+        except (ValueError, OverflowError):
+            raise InvalidQueueConfig(
+                f"start is {start!r}",
+                "Use earliest, latest, a sequence, or a time such as 2030-01-31T12:00:00Z",
+            ) from None
+    if owner is None:
+        return -1
     if start == "earliest":
         return 0
     if start == "latest":
         return owner.next - 1
-    if start.isascii() and start.isdigit() and len(start) <= 18:
+    if is_sequence(start):
         return max(0, int(start) - 1)
-    try:
-        seconds = float(start[1:]) if start.startswith("@") else time_of(start)
-        slot = owner.since(int(seconds))
-    except (ValueError, OverflowError):
-        raise InvalidQueueConfig(
-            f"start is {start!r}", "Use earliest, latest, a sequence, or a time such as 2030-01-31T12:00:00Z"
-        ) from None
+    slot = owner.since(seconds)
     return owner.seq(slot) - 1 if slot >= 0 else owner.next - 1
+
+
+def is_sequence(start: str) -> bool:
+    return start.isascii() and start.isdigit() and len(start) <= 18
