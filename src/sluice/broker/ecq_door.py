@@ -206,10 +206,9 @@ class EcqDoor:
         """An owner takes its queue: the granted QoS, or a reason and why."""
         self._begin()
         topic_filter = request.topic_filter
-        if not is_own(topic_filter, session.client_id):
-            levels = topic_filter.split(b"/")
-            whole = len(levels) == 3 and levels[2] == b"#" and levels[1] not in (b"", b"+")
-            return (NOT_AUTHORIZED if whole else TOPIC_FILTER_INVALID), READ_SO
+        fault = fault_of_reading(topic_filter, session.client_id)
+        if fault:
+            return fault, READ_SO
         if request.qos != 1 or session.router.limits.max_qos < 1:
             return (
                 IMPLEMENTATION_SPECIFIC_ERROR,
@@ -350,6 +349,15 @@ def is_own(topic_filter: bytes, client_id: str) -> bool:
     if "/" in client_id or "+" in client_id or "#" in client_id:
         return False
     return topic_filter == filter_of(client_id)
+
+
+def fault_of_reading(topic_filter: bytes, client_id: str) -> int:
+    """Why this client cannot read there, whatever the rules allow: another's queue, or none at all; 0 when it can."""
+    if is_own(topic_filter, client_id):
+        return 0
+    levels = topic_filter.split(b"/")
+    whole = len(levels) == 3 and levels[2] == b"#" and levels[1] not in (b"", b"+")
+    return NOT_AUTHORIZED if whole else TOPIC_FILTER_INVALID
 
 
 def place_of(owner: Owner | None, start: str) -> i64:
