@@ -448,6 +448,28 @@ def test_who_still_reads_an_owner_that_is_gone_does_not_disturb_the_one_in_its_p
     assert subscribe(engine, "car-2").take() == [b"3"]
 
 
+def test_a_read_that_is_never_answered_is_asked_for_again(engine: EngineUnderTest) -> None:
+    for number in range(3):
+        write(engine, "car-1", b"key-%d" % number, b"%d" % number)
+    exclusive = engine.engine.exclusive
+    taker = Taker(engine, 10)
+    exclusive.join(taker, "car-1", engine.loop.now)
+    exclusive.feed_all(engine.loop.now)
+    (lost,) = exclusive.reads
+    exclusive.reads = []
+    assert not exclusive.heal(taker)  # it may be under way
+    engine.settle_down()
+    assert taker.inbox == []
+    assert exclusive.heal(taker)
+    assert taker.values() == [b"0", b"1", b"2"]
+    assert not exclusive.heal(taker)
+    records: list[bytes | None] = []
+    engine.runner.read(lost.addresses, records.extend)
+    engine.settle_down()
+    engine.engine.owned_fetched(lost, records)  # answered after all
+    assert taker.values() == [b"0", b"1", b"2"] and exclusive.cached == 0
+
+
 def test_a_snapshot_with_sequences_in_order_is_still_read(engine: EngineUnderTest) -> None:
     """As the version before wrote it: an owner with the values 3, 5 and 300."""
     out = NoteWriter(4)

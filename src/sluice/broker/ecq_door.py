@@ -299,8 +299,10 @@ class EcqDoor:
                     f"{session.client_id} was subscribed to its queue, and was not served"
                 )
                 self._join(session, int(asked[1][0]), "")
-            elif owner.after(reader.sent) >= 0:
-                exclusive.feed(reader)
+            elif exclusive.heal(reader):
+                self._engine.warnings.append(
+                    f"values of {session.client_id} were asked of the store and did not come: asked for again"
+                )
 
 
 def is_write(topic: bytes) -> bool:

@@ -67,6 +67,7 @@ class OwnedRead:
     def __init__(self, reader: Reader, owner: Owner) -> None:
         self.reader: Reader = reader
         self.owner: Owner = owner
+        self.nth: i64 = reader.fetches  # of that reader
         self.sequences: list[int] = []
         self.addresses: list[int] = []
 
@@ -247,6 +248,7 @@ class Exclusive(Owners):
             self.hungry = []
             for reader in hungry:
                 reader.is_hungry = False
+            for reader in hungry:
                 self.offer(reader, now)
 
     def offer(self, reader: Reader, now: float) -> None:
@@ -303,9 +305,23 @@ class Exclusive(Owners):
             for reader in sent:
                 self.offer(reader, now)
 
+    def heal(self, reader: Reader) -> bool:
+        """Called from time to time: whoever should have something and gets it not, for whatever reason, gets it from
+        here on. A read that has been under way since the last time is given up, and asked for again; should it be
+        answered after all, that does no harm. Whether it was so."""
+        given_up = reader.fetching and reader.fetches == reader.fetches_seen
+        reader.fetches_seen = reader.fetches
+        if given_up:
+            reader.fetching = False
+        owner = reader.owner
+        if owner is not None and owner.after(reader.sent) >= 0:
+            self.feed(reader)
+        return given_up
+
     # ---- bodies that are not at hand
 
     def _read(self, reader: Reader, owner: Owner, slot: i64, room: i64) -> None:
+        reader.fetches += 1
         read = OwnedRead(reader, owner)
         size: i64 = 0
         left: i64 = min(room, READ_AHEAD)
@@ -324,7 +340,8 @@ class Exclusive(Owners):
         """The answer to a read; what had to be given up, in words."""
         reader = read.reader
         owner = read.owner
-        reader.fetching = False
+        if read.nth == reader.fetches:
+            reader.fetching = False
         lost: list[str] = []
         for number, address, data in zip(read.sequences, read.addresses, records, strict=True):
             slot = owner.slot_of(number)
@@ -339,7 +356,7 @@ class Exclusive(Owners):
             message.expires = expiry_of(message)
             if message.expires and float(message.expires) <= now:
                 self._remove(owner, slot, now)
-            elif reader.owner is owner and number > reader.sent:
+            elif reader.owner is owner and number > reader.sent and number not in reader.bodies:
                 message.cost = message.size()
                 self.cached += message.cost
                 reader.bodies[number] = message

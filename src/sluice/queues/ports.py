@@ -84,7 +84,9 @@ class Reader:
         )
         self.out: dict[int, int] = {}  # what it was given and has not acknowledged, in order; the epoch
         self.bodies: dict[int, Message] = {}  # values at hand that it has not been given yet
-        self.fetching: bool = False  # a read is under way for it
+        self.fetching: bool = False  # a read is under way for it,
+        self.fetches: i64 = 0  # which is the so-manieth,
+        self.fetches_seen: i64 = 0  # and when that was last looked at it was this one
         self.is_hungry: bool = False  # is offered more at the end of the turn
         self.expects: bool = False  # the open frame has something for it
 
