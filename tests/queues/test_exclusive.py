@@ -266,6 +266,28 @@ def test_an_owner_of_whom_nothing_is_left_is_forgotten_and_its_sequences_are_not
     assert taker.sequences == [8]
 
 
+def test_an_owner_to_whom_nothing_was_written_says_so_and_is_forgotten_all_the_same(
+    engine: EngineUnderTest,
+) -> None:
+    engine.engine.exclusive.rules.retention = 3600.0
+    taker = subscribe(engine, "car-1")
+    leave(engine, taker)
+    owner = engine.engine.exclusive.owners["car-1"]
+    assert owner.heard_at == 0
+    write(engine, "car-2", b"a", b"1")
+    engine.advance(minutes=50)
+    assert engine.engine.exclusive.owners["car-1"] is owner
+    write(engine, "car-2", b"a", b"2")
+    engine.advance(minutes=20)
+    assert list(engine.engine.exclusive.owners) == ["car-2"]
+    taker = subscribe(engine, "car-3")
+    owner = write(engine, "car-3", b"a", b"")
+    written = int(engine.loop.now)
+    assert owner.heard_at == written
+    taker.take()
+    assert owner.live == 0 and owner.heard_at == written
+
+
 def test_a_purge_takes_every_value_and_keeps_the_place(engine: EngineUnderTest) -> None:
     for number in range(5):
         write(engine, "car-1", b"key-%d" % number, b"%d" % number)

@@ -131,7 +131,7 @@ function summary(owner) {
         ["Owner", whereabouts(owner)],
         ["Waiting", `${count(owner.depth)} of ${plural(owner.keys, "key")}, ${bytes(owner.bytes)}`],
         ["Last sequence", count(owner.last_sequence)],
-        ["Last written", time(owner.written_at, { age: true })],
+        ["Last written", time(owner.written_at, { age: true, none: "never" })],
         ["Acknowledged up to", count(owner.acked_sequence)],
         ["Last acknowledged", time(owner.acked_at, { age: true, none: "never" })],
       ],
