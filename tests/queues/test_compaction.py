@@ -167,8 +167,9 @@ def test_a_full_queue_takes_the_next_message_of_a_key_it_has(make: MakeEngine) -
     engine = make(compacted=True, max_depth=2)
     fill(engine, a=b"1", b=b"2")
     fill(engine, a=b"3")
-    with pytest.raises(QueueFull):
+    with pytest.raises(QueueFull, match="full at 2 keys") as refusal:
         fill(engine, c=b"4")
+    assert "empty payload" in refusal.value.do and "consumers" not in refusal.value.do
     assert engine.worker().ack_all() == [b"2", b"3"]
     with pytest.raises(QueueFull):
         fill(engine, c=b"5")
