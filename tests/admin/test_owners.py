@@ -34,6 +34,16 @@ async def test_owners_are_listed_with_what_waits_and_how_far_they_have_come(hous
     assert await house.ask(house.admin.owner("car-1")) == car
 
 
+async def test_a_value_that_has_expired_is_not_shown_and_waits_no_more(house: AdminHouse) -> None:
+    writer = house.connect("writer")
+    put(writer, "$ECQ/w/car-1/a", b"short", message_expiry=10)
+    put(writer, "$ECQ/w/car-1/b", b"long")
+    house.advance(60)
+    assert [one.key for one in await house.ask(house.admin.peek_owner("car-1"))] == ["b"]
+    owner = await house.ask(house.admin.owner("car-1"))
+    assert (owner.depth, owner.keys) == (1, 1)
+
+
 async def test_while_many_owners_are_listed_the_broker_works(
     house: AdminHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:

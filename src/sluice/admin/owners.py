@@ -68,7 +68,8 @@ def view_of(hands: Hands, owner: Owner) -> OwnerView:
 
 
 async def peek(hands: Hands, client: str, start: int, limit: int, payload_bytes: int) -> list[MessageView]:
-    """What is kept for an owner from a sequence on, oldest first."""
+    """What is kept for an owner from a sequence on, oldest first. What turns out to have expired is removed, as it is
+    when the owner reads: only a value itself says when it ends."""
     hands.look()
     owner = find(hands, client)
     places: list[tuple[int, int]] = []
@@ -80,7 +81,12 @@ async def peek(hands: Hands, client: str, start: int, limit: int, payload_bytes:
     found: list[MessageView] = []
     for (seq, _), data in zip(places, records, strict=True):
         message = None if data is None else hands.engine.message_of(data)
-        if message is not None:
+        if message is None:
+            continue
+        ends = expiry_of(message)
+        if ends and float(ends) <= hands.engine.now:
+            hands.engine.exclusive.expire(owner, seq, hands.begin())
+        else:
             found.append(_value_view(owner, seq, message, payload_bytes))
     return found
 

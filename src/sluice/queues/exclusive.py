@@ -363,6 +363,12 @@ class Exclusive(Owners):
         self.offer(reader, now)
         return lost
 
+    def expire(self, owner: Owner, seq: i64, now: float) -> None:
+        """Somebody who has looked at this value says that its time is over."""
+        slot = owner.slot_of(seq) if self.owners.get(owner.client) is owner else -1
+        if slot >= 0:
+            self._remove(owner, slot, now)
+
     def _remove(self, owner: Owner, slot: i64, now: float) -> None:
         note = NoteWriter(OWNER_REMOVED)
         note.number(owner.number)
