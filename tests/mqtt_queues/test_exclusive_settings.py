@@ -16,8 +16,7 @@ from sluice.broker.broker import Broker as Core
 from sluice.client import Client, PublishRefused
 from sluice.config import Settings
 from sluice.house import House
-from tests.brokers import Broker
-from tests.conftest import StartBroker
+from tests.brokers import Broker, StartBroker
 
 PATIENCE_SECONDS = 30.0
 
