@@ -235,10 +235,14 @@ class QueueExists(QueueError):
 
 
 class QueueFull(QueueError):
-    def __init__(self, name: str, depth: int) -> None:
+    def __init__(self, name: str, depth: int, compacted: bool = False) -> None:
+        """A `compacted` queue keeps what its consumers have settled: more of them do not help."""
+        what = "key" if compacted else "message"
         super().__init__(
-            f"queue {name!r} is full at {depth} {'message' if depth == 1 else 'messages'}",
-            "Add consumers, raise limits.max_queue_depth, or set limits.overflow",
+            f"queue {name!r} is full at {depth} {what}{'' if depth == 1 else 's'}",
+            "End keys that are not needed with an empty payload, raise limits.max_queue_depth, or set limits.overflow"
+            if compacted
+            else "Add consumers, raise limits.max_queue_depth, or set limits.overflow",
         )
 
 

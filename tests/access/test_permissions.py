@@ -437,3 +437,23 @@ def test_a_rule_can_take_its_queue_from_an_owner(build: Build) -> None:
     house = build(RULES + '\n[[rule]]\ndeny = ["subscribe"]\ntopics = ["$ECQ/car-1/#"]\n')
     assert join(house.connect("car-1"), "$ECQ/car-1/#")[0] == 0x87
     assert join(house.connect("car-2"), "$ECQ/car-2/#")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("topic_filter", "reason", "words"),
+    [
+        ("$ECQ/car-2/#", 0x87, "its own queue"),
+        ("$ECQ/+/#", 0x8F, "its own queue"),
+        ("$ECQ/car-1/speed", 0x8F, "its own queue"),
+        ("$ECQ/w/car-1/#", 0x8F, "its own queue"),
+        ("$share/g/$ECQ/car-1/#", 0x8F, "not shared"),
+        ("$share/g/$ECQ/car-2/#", 0x8F, "not shared"),
+    ],
+)
+@pytest.mark.parametrize("rule", ["", '\n[[rule]]\nallow = ["subscribe"]\ntopics = ["$ECQ/#"]\n'])
+def test_what_no_rule_can_allow_below_ecq_is_not_refused_for_want_of_one(
+    build: Build, topic_filter: str, reason: int, words: str, rule: str
+) -> None:
+    refused, why = join(build(RULES + rule).connect("car-1"), topic_filter)
+    assert refused == reason
+    assert words in why and "rule" not in why

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from sluice.admin import owners
 from sluice.errors import UnknownOwner
 from tests.admin.kit import AdminHouse, join, put, take
 
@@ -29,6 +32,34 @@ async def test_owners_are_listed_with_what_waits_and_how_far_they_have_come(hous
     assert [one.client for one in await house.ask(house.admin.owners(after="bus-1"))] == ["car-1"]
     assert [one.client for one in await house.ask(house.admin.owners(limit=1))] == ["bus-1"]
     assert await house.ask(house.admin.owner("car-1")) == car
+
+
+async def test_a_value_that_has_expired_is_not_shown_and_waits_no_more(house: AdminHouse) -> None:
+    writer = house.connect("writer")
+    put(writer, "$ECQ/w/car-1/a", b"short", message_expiry=10)
+    put(writer, "$ECQ/w/car-1/b", b"long")
+    house.advance(60)
+    assert [one.key for one in await house.ask(house.admin.peek_owner("car-1"))] == ["b"]
+    owner = await house.ask(house.admin.owner("car-1"))
+    assert (owner.depth, owner.keys) == (1, 1)
+
+
+async def test_while_many_owners_are_listed_the_broker_works(
+    house: AdminHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever goes meanwhile is left out."""
+    monkeypatch.setattr(owners, "ROWS_AT_ONCE", 1)
+    writer = house.connect("writer")
+    for number in range(5):
+        put(writer, f"$ECQ/w/car-{number}/a", b"x")
+    listing = asyncio.ensure_future(house.admin.owners())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not listing.done()
+    exclusive = house.engine.exclusive
+    exclusive.forget(exclusive.owners["car-4"], house.loop.now)
+    found = await listing
+    assert [one.client for one in found] == ["car-0", "car-1", "car-2", "car-3"]
 
 
 async def test_a_peek_shows_the_last_values_and_takes_none(house: AdminHouse) -> None:

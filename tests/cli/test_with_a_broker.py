@@ -355,7 +355,9 @@ def test_tab_without_a_broker_is_silent(sluice: Shell, url: str) -> None:
 
 
 def test_owners_of_exclusive_queues_are_listed_looked_at_and_purged(broker: Broker, sluice: Shell) -> None:
-    assert "Nobody owns an exclusive queue" in sluice.run("ecq", "list", "nobody-").stdout
+    assert sluice.run("ecq", "list", "nobody-").stdout == (
+        "No client whose id begins with 'nobody-' owns an exclusive queue.\n"
+    )
     pub = ["mosquitto_pub", "-h", broker.mqtt.host, "-p", str(broker.mqtt.port), "-q", "1"]
     for key, value in (("speed", "80"), ("doors/left", "open"), ("speed", "95")):
         subprocess.run([*pub, "-t", f"$ECQ/w/ecq-car/{key}", "-m", value], check=True, timeout=30)

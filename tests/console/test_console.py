@@ -270,6 +270,31 @@ def test_everything_can_be_done_by_keyboard(broker: Broker, open_console: Open, 
     assert console.focused() == "key-1"
 
 
+def test_an_owner_of_many_keys_says_how_many_are_shown(
+    broker: Broker, open_console: Open, peer: Connect
+) -> None:
+    writer = peer(broker, "writer")
+    for number in range(203):
+        writer.publish_to(f"$ECQ/w/full car/{number}", b"x")
+    console = open_console(broker)
+    page = console.page
+    console.open("/ecq/full%20car")
+    expect(page.get_by_text("The oldest 200 of 203 values.")).to_be_visible()
+    expect(page.get_by_text("sluice ecq peek 'full car' --start 201 --limit 1000")).to_be_visible()
+    expect(page.get_by_role("row")).to_have_count(201)
+    console.shot("owner of many keys", whole=False)
+
+
+def test_of_an_unknown_owner_nothing_can_be_purged(broker: Broker, open_console: Open) -> None:
+    console = open_console(broker)
+    page = console.page
+    console.allow("status of 404")
+    console.open("/ecq/nobody-at-all")
+    expect(page.get_by_text("nothing was ever written")).to_be_visible()
+    expect(page.get_by_role("button", name="Purge")).to_have_count(0)
+    console.shot("unknown owner")
+
+
 def test_the_owners_of_exclusive_queues_and_their_last_values(
     broker: Broker, open_console: Open, peer: Connect
 ) -> None:

@@ -276,6 +276,37 @@ def test_an_unacknowledged_value_is_said_again_unless_it_was_replaced(house: Que
     assert house.engine.exclusive.owners["car-1"].depth() == 0
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_puback_behind_an_unsubscribe_counts(house: QueueHouse, again: bool) -> None:
+    write(house, "a", b"1")
+    write(house, "b", b"2")
+    owner = house.connect("car-1")
+    own(owner)
+    messages = owner.messages()
+    owner.unsubscribe("$ECQ/car-1/#")
+    if again:
+        own(owner)
+        assert payloads(owner.messages()) == [b"1", b"2"]
+    for message in messages:
+        owner.ack(message)
+    owner.disconnect()
+    owner = house.connect("car-1")
+    own(owner)
+    assert owner.messages() == []
+
+
+def test_a_puback_from_before_a_rewind_by_another_subscribe_does_not_count(house: QueueHouse) -> None:
+    write(house, "a", b"1")
+    owner = house.connect("car-1")
+    own(owner)
+    (message,) = owner.messages()
+    owner.unsubscribe("$ECQ/car-1/#")
+    own(owner, start="earliest")
+    assert payloads(owner.messages()) == [b"1"]
+    owner.ack(message)
+    assert house.engine.exclusive.owners["car-1"].depth() == 1
+
+
 @pytest.mark.parametrize(
     ("start", "expected"),
     [
@@ -308,6 +339,17 @@ def test_a_start_that_is_none_is_refused_and_changes_nothing(house: QueueHouse) 
     assert owner.messages() == []
 
 
+@pytest.mark.parametrize("start", ["yesterday", "@", "@1e30", "@nan", "-1", "9" * 30])
+def test_who_is_refused_for_its_start_becomes_no_owner(house: QueueHouse, start: str) -> None:
+    client = house.connect("car-1")
+    reason, why = own(client, start=start)
+    assert reason == 0x83 and "start is" in why
+    assert house.engine.exclusive.owners == {}
+    assert own(client, start="latest") == (1, "")
+    write(house, "a", b"1")
+    assert payloads(take(client)) == [b"1"]
+
+
 def test_a_value_larger_than_its_owner_takes_is_passed_over(house: QueueHouse) -> None:
     owner = house.connect("car-1", maximum_packet_size=100)
     own(owner)
@@ -338,6 +380,33 @@ def test_a_value_ends_when_its_writer_says(house: QueueHouse) -> None:
     own(owner)
     (message,) = take(owner)
     assert message.payload == b"long" and message.expiry == 80
+
+
+def test_a_value_that_ends_while_its_owner_is_away_is_not_given_when_it_is_back(house: QueueHouse) -> None:
+    owner = house.connect_lasting("car-1")
+    own(owner)
+    owner.drop()
+    writer = house.connect("writer")
+    put(writer, "$ECQ/w/car-1/a", b"short", message_expiry=10)
+    put(writer, "$ECQ/w/car-1/b", b"long", message_expiry=100)
+    house.advance(20)
+    owner = house.connect_lasting("car-1")
+    assert payloads(take(owner)) == [b"long"]
+    assert house.engine.exclusive.owners["car-1"].live == 1
+
+
+def test_what_is_at_hand_for_a_client_is_put_down_when_it_goes(house: QueueHouse) -> None:
+    owner = house.connect_lasting("car-1", receive_maximum=2)
+    own(owner)
+    house.runner.hold()
+    writer = house.connect("writer")
+    for number in range(2):
+        writer.publish(f"$ECQ/w/car-1/{number}", b"x" * 100, qos=1)
+    assert house.engine.exclusive.cached > 0
+    owner.drop()
+    assert house.engine.exclusive.cached == 0
+    house.runner.release()
+    assert payloads(take(house.connect_lasting("car-1"))) == [b"x" * 100] * 2
 
 
 def test_an_empty_payload_is_the_end_of_its_key(house: QueueHouse) -> None:

@@ -250,6 +250,18 @@ def test_a_plain_publish_is_not_refused_for_properties_that_mean_something_else(
     settle(worker, "ack", message)
 
 
+def test_a_tombstone_for_a_key_that_a_full_queue_does_not_have_is_a_success() -> None:
+    house = QueueHouse()
+    config = {"name": "prices", "type": "compacted", "limits": {"max_queue_depth": 1}}
+    admin = house.connect("admin")
+    put(admin, "$admin/queue/create", json.dumps(config).encode())
+    join(house.connect("shop-1"), "$queue/prices")
+    assert put(admin, "$queue/prices", b"7", wishes={"partition-key": "pears"}) == (0, "")
+    assert put(admin, "$queue/prices", b"", wishes={"partition-key": "apples"}) == (0, "")
+    assert put(admin, "$queue/prices", b"1", wishes={"partition-key": "apples"})[0] == 0x97
+    assert put(admin, "$queue/prices", b"", wishes={"partition-key": "pears"}) == (0, "")
+
+
 def test_a_will_can_be_captured_and_go_into_a_queue() -> None:
     house = capturing("gone/#", max_queue_depth=1)
     house.connect("one", will=will("gone/one", b"1")).drop()

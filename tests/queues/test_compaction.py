@@ -10,7 +10,7 @@ from sluice.errors import InvalidQueueConfig, MissingKey, QueueFull, UnknownDeli
 from sluice.message import Message
 from sluice.queues.block import BLOCK
 from sluice.queues.config import read_config
-from sluice.queues.rules import ANY_ORDER, DROP_OLDEST, PER_KEY, STRICT
+from sluice.queues.rules import ANY_ORDER, DEAD_LETTER, DROP_OLDEST, PER_KEY, REJECT, STRICT
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest, rules_of
 
@@ -167,14 +167,52 @@ def test_a_full_queue_takes_the_next_message_of_a_key_it_has(make: MakeEngine) -
     engine = make(compacted=True, max_depth=2)
     fill(engine, a=b"1", b=b"2")
     fill(engine, a=b"3")
-    with pytest.raises(QueueFull):
+    with pytest.raises(QueueFull, match="full at 2 keys") as refusal:
         fill(engine, c=b"4")
+    assert "empty payload" in refusal.value.do and "consumers" not in refusal.value.do
     assert engine.worker().ack_all() == [b"2", b"3"]
     with pytest.raises(QueueFull):
         fill(engine, c=b"5")
     engine.reconfigure(overflow=DROP_OLDEST)
     fill(engine, c=b"6")
     assert engine.worker(group="late").ack_all() == [b"3", b"6"]
+
+
+@pytest.mark.parametrize("overflow", [REJECT, DROP_OLDEST, DEAD_LETTER])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_tombstone_for_a_key_that_is_not_there_changes_nothing(
+    make: MakeEngine, overflow: int, grouped: bool
+) -> None:
+    engine = make(compacted=True, max_depth=2, overflow=overflow)
+    engine.queue("dlq/tasks", compacted=False)
+    worker = engine.worker() if grouped else None
+    fill(engine, a=b"1", b=b"2")
+    fill(engine, c=b"")
+    assert engine.depth() == 2
+    assert engine.dead_letters() == []
+    if worker is not None:
+        assert worker.ack_all() == [b"1", b"2"]
+        fill(engine, c=b"")
+        assert worker.ack_all() == []
+    engine.crash_and_restart()
+    assert engine.worker(group="late").ack_all() == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("overflow", [REJECT, DROP_OLDEST, DEAD_LETTER])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_full_queue_takes_the_tombstone_of_a_key_it_has_and_pushes_no_other_out(
+    make: MakeEngine, overflow: int, grouped: bool
+) -> None:
+    engine = make(compacted=True, max_depth=2, overflow=overflow)
+    worker = engine.worker() if grouped else None
+    fill(engine, a=b"1", b=b"2")
+    fill(engine, b=b"")
+    fill(engine, b=b"")
+    if worker is not None:
+        assert worker.ack_all() == [b"1", b""]
+    assert engine.depth() == 1
+    assert engine.dead_letters() == []
+    assert engine.worker(group="late").ack_all() == [b"1"]
 
 
 def test_what_every_group_has_settled_goes_when_its_retention_is_over(make: MakeEngine) -> None:

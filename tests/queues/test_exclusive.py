@@ -134,6 +134,99 @@ def test_an_acknowledgement_from_before_a_rewind_does_not_count(engine: EngineUn
     assert engine.engine.exclusive.owners["car-1"].acked == 0
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_an_acknowledgement_counts_when_its_reader_has_left_meanwhile(
+    engine: EngineUnderTest, again: bool
+) -> None:
+    for number in range(3):
+        write(engine, "car-1", b"key-%d" % number, b"%d" % number)
+    taker = subscribe(engine, "car-1")
+    leave(engine, taker)
+    if again:
+        assert subscribe(engine, "car-1").values() == [b"0", b"1", b"2"]
+    taker.ack(1)
+    taker.ack(0)
+    assert engine.engine.exclusive.owners["car-1"].acked == 2
+    engine.crash_and_restart()
+    assert subscribe(engine, "car-1").take() == [b"2"]
+
+
+def test_an_acknowledgement_of_a_reader_that_has_left_does_not_count_behind_a_rewind(
+    engine: EngineUnderTest,
+) -> None:
+    write(engine, "car-1", b"a", b"1")
+    taker = subscribe(engine, "car-1")
+    leave(engine, taker)
+    seek(engine, "car-1", 0)
+    taker.ack()
+    owner = engine.engine.exclusive.owners["car-1"]
+    assert (owner.acked, owner.acked_at) == (0, 0)
+    assert subscribe(engine, "car-1").take() == [b"1"]
+
+
+def test_an_acknowledgement_to_an_owner_that_is_forgotten_does_not_count_for_its_heir(
+    engine: EngineUnderTest,
+) -> None:
+    write(engine, "car-1", b"a", b"1")
+    taker = subscribe(engine, "car-1")
+    engine.engine.exclusive.forget(engine.engine.exclusive.owners["car-1"], engine.loop.now)
+    heir = write(engine, "car-1", b"a", b"2")
+    taker.ack()
+    assert heir.acked_at == 0 and engine.engine.exclusive.acked == 0
+    assert subscribe(engine, "car-1").take() == [b"2"]
+
+
+@pytest.mark.parametrize("how", ["replaced", "swept", "purged"])
+def test_who_acknowledges_what_is_gone_meanwhile_has_come_so_far(engine: EngineUnderTest, how: str) -> None:
+    exclusive = engine.engine.exclusive
+    exclusive.rules.retention = 3600.0
+    taker = subscribe(engine, "car-1", window=2)
+    owner = write(engine, "car-1", b"a", b"1")
+    write(engine, "car-1", b"b", b"2")
+    assert taker.values() == [b"1", b"2"]
+    if how == "replaced":
+        write(engine, "car-1", b"a", b"3")
+        write(engine, "car-1", b"b", b"4")
+    elif how == "purged":
+        exclusive.purge(owner, engine.loop.now)
+    else:
+        engine.advance(hours=2)
+    taker.ack()
+    assert owner.acked_at == int(engine.loop.now * 1000)
+    assert (owner.acked, exclusive.acked) == (2, 1)  # of what it has not acknowledged, nothing is kept
+    assert owner.depth() == (2 if how == "replaced" else 0)
+    engine.crash_and_restart()
+    owner = engine.engine.exclusive.owners["car-1"]
+    assert owner.acked == 2 and owner.acked_at > 0
+    assert subscribe(engine, "car-1").take() == ([b"3", b"4"] if how == "replaced" else [])
+
+
+def test_who_acknowledges_what_is_gone_has_not_passed_what_is_kept_before_it(engine: EngineUnderTest) -> None:
+    taker = subscribe(engine, "car-1", window=3)
+    for number in range(3):
+        owner = write(engine, "car-1", b"key-%d" % number, b"%d" % number)
+    write(engine, "car-1", b"key-1", b"new")
+    taker.ack(1)  # replaced
+    assert owner.acked == 0
+    taker.ack(1)  # key-2, out of turn
+    assert owner.acked == 0 and owner.done == {3}
+    taker.ack(0)
+    assert owner.acked == 3 and not owner.done
+    assert taker.take() == [b"new"]
+
+
+def test_the_owner_of_a_key_that_changes_all_the_time_is_seen_to_follow(engine: EngineUnderTest) -> None:
+    taker = subscribe(engine, "car-1", window=1)
+    for number in range(20):
+        owner = write(engine, "car-1", b"speed", b"%d" % number)
+        if number % 3 == 2:
+            before = owner.acked
+            taker.ack()
+            assert owner.acked > before
+    assert taker.take() == [b"17", b"19"]
+    assert (owner.acked, owner.depth()) == (20, 0)
+
+
 def test_a_tombstone_is_given_to_the_owner_and_then_forgotten(engine: EngineUnderTest) -> None:
     write(engine, "car-1", b"a", b"1")
     write(engine, "car-1", b"b", b"2")
@@ -173,6 +266,28 @@ def test_an_owner_of_whom_nothing_is_left_is_forgotten_and_its_sequences_are_not
     assert taker.sequences == [8]
 
 
+def test_an_owner_to_whom_nothing_was_written_says_so_and_is_forgotten_all_the_same(
+    engine: EngineUnderTest,
+) -> None:
+    engine.engine.exclusive.rules.retention = 3600.0
+    taker = subscribe(engine, "car-1")
+    leave(engine, taker)
+    owner = engine.engine.exclusive.owners["car-1"]
+    assert owner.heard_at == 0
+    write(engine, "car-2", b"a", b"1")
+    engine.advance(minutes=50)
+    assert engine.engine.exclusive.owners["car-1"] is owner
+    write(engine, "car-2", b"a", b"2")
+    engine.advance(minutes=20)
+    assert list(engine.engine.exclusive.owners) == ["car-2"]
+    taker = subscribe(engine, "car-3")
+    owner = write(engine, "car-3", b"a", b"")
+    written = int(engine.loop.now)
+    assert owner.heard_at == written
+    taker.take()
+    assert owner.live == 0 and owner.heard_at == written
+
+
 def test_a_purge_takes_every_value_and_keeps_the_place(engine: EngineUnderTest) -> None:
     for number in range(5):
         write(engine, "car-1", b"key-%d" % number, b"%d" % number)
@@ -207,6 +322,44 @@ def test_a_value_whose_time_is_over_is_not_given(engine: EngineUnderTest) -> Non
     write(engine, "car-1", b"b", b"long", ttl=1000)
     engine.advance(seconds=60)
     assert subscribe(engine, "car-1").take() == [b"long"]
+
+
+def test_a_value_that_expires_while_its_owner_has_no_room_is_not_given_and_is_removed(
+    engine: EngineUnderTest,
+) -> None:
+    taker = subscribe(engine, "car-1", window=2)
+    write(engine, "car-1", b"a", b"1", at_once=False)
+    write(engine, "car-1", b"b", b"short", ttl=10, at_once=False)  # at hand, and there is room for it no more
+    taker.window = 1
+    engine.settle_down()
+    assert taker.values() == [b"1"]
+    write(engine, "car-1", b"c", b"2")
+    engine.advance(seconds=60)
+    assert taker.take() == [b"1", b"2"]
+    assert kept(engine, "car-1") == {b"a": b"1", b"c": b"2"}
+    engine.crash_and_restart()
+    assert kept(engine, "car-1") == {b"a": b"1", b"c": b"2"}
+
+
+def test_a_value_that_expires_before_the_store_has_it_is_not_given(engine: EngineUnderTest) -> None:
+    taker = subscribe(engine, "car-1")
+    engine.runner.hold()
+    write(engine, "car-1", b"a", b"short", ttl=10)
+    engine.advance(seconds=60)
+    engine.runner.release()
+    assert taker.values() == []
+    assert engine.engine.exclusive.cached == 0
+    assert kept(engine, "car-1") == {}
+
+
+def test_who_takes_nothing_now_has_nothing_at_hand(engine: EngineUnderTest) -> None:
+    """What is there for all owners is not filled for those who are away or slow."""
+    exclusive = engine.engine.exclusive
+    taker = subscribe(engine, "car-1", window=1)
+    for number in range(3):
+        write(engine, "car-1", b"key-%d" % number, b"%d" % number)
+    assert exclusive.cached == 0 and not taker.bodies
+    assert taker.take() == [b"0", b"1", b"2"]
 
 
 def test_an_owner_of_many_keys_finds_each_of_them(engine: EngineUnderTest) -> None:
@@ -304,7 +457,7 @@ def test_who_still_reads_an_owner_that_is_gone_does_not_disturb_the_one_in_its_p
     write(engine, "car-1", b"a", b"1")
     taker = Taker(engine, 10)
     old = exclusive.join(taker, "car-1", engine.loop.now)
-    exclusive.feed_all()
+    exclusive.feed_all(engine.loop.now)
     assert taker.fetching
     exclusive.forget(old, engine.loop.now)
     new = write(engine, "car-2", b"a", b"2", at_once=False)
@@ -315,6 +468,28 @@ def test_who_still_reads_an_owner_that_is_gone_does_not_disturb_the_one_in_its_p
     assert not taker.got
     assert kept(engine, "car-2") == {b"a": b"3"}
     assert subscribe(engine, "car-2").take() == [b"3"]
+
+
+def test_a_read_that_is_never_answered_is_asked_for_again(engine: EngineUnderTest) -> None:
+    for number in range(3):
+        write(engine, "car-1", b"key-%d" % number, b"%d" % number)
+    exclusive = engine.engine.exclusive
+    taker = Taker(engine, 10)
+    exclusive.join(taker, "car-1", engine.loop.now)
+    exclusive.feed_all(engine.loop.now)
+    (lost,) = exclusive.reads
+    exclusive.reads = []
+    assert not exclusive.heal(taker)  # it may be under way
+    engine.settle_down()
+    assert taker.inbox == []
+    assert exclusive.heal(taker)
+    assert taker.values() == [b"0", b"1", b"2"]
+    assert not exclusive.heal(taker)
+    records: list[bytes | None] = []
+    engine.runner.read(lost.addresses, records.extend)
+    engine.settle_down()
+    engine.engine.owned_fetched(lost, records)  # answered after all
+    assert taker.values() == [b"0", b"1", b"2"] and exclusive.cached == 0
 
 
 def test_a_snapshot_with_sequences_in_order_is_still_read(engine: EngineUnderTest) -> None:

@@ -1,8 +1,9 @@
 """Compacted queues, exclusive and shared, while everything else happens; and a model that knows what must come of it.
 
-The model is a dict: the last value of each key, and which of them its owner has acknowledged. It is copied with every
-frame that goes to the store, so after a crash the engine must be in the state of one of them, and not of one from
-before what was promised.
+The model is a dict: the last value of each key, and which of them its owner has acknowledged, or each group has still
+to get. It is copied with every frame that goes to the store, so after a crash the engine must be in the state of one of
+them, and not of one from before what was promised. From time to time all is left to come to rest: then whoever is there
+must have got all there is for it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ OWNERS: Final = ("car-1", "car-2", "car-3")
 GROUPS: Final = ("red", "green")
 SHARED: Final = "state"
 RETENTION: Final = 500.0
+SWEEP: Final = 60.0
+MOST_CALLS: Final = 20_000  # until all is quiet, or it never will be
 
 
 class Values:
@@ -38,32 +41,50 @@ class Values:
         self.next = 1
         self.last: dict[bytes, tuple[int, bytes, float]] = {}
         self.acked: set[int] = set()
+        self.groups: dict[str, set[int]] = {}  # what each group has not acknowledged; tombstones are not told
 
     def copy(self) -> Values:
         other = Values()
         other.next = self.next
         other.last = dict(self.last)
         other.acked = set(self.acked)
+        other.groups = {name: set(waits) for name, waits in self.groups.items()}
         return other
 
     def put(self, key: bytes, seq: int, value: bytes, now: float) -> None:
-        before = self.last.get(key)
-        if before is not None:
-            self.acked.discard(before[0])
+        self.drop(key)
         self.last[key] = (seq, value, now)
         self.next = seq + 1
+        for waits in self.groups.values():
+            waits.add(seq)
+
+    def drop(self, key: bytes) -> None:
+        before = self.last.pop(key, None)
+        if before is not None:
+            self.acked.discard(before[0])
+            for waits in self.groups.values():
+                waits.discard(before[0])
 
     def waits(self) -> dict[int, bytes]:
         return {seq: value for seq, value, _ in self.last.values() if seq not in self.acked}
 
-    def matches(self, live: dict[int, bytes], done: set[int], now: float, retention: float) -> str:
+    def matches(
+        self, live: dict[int, bytes], done: set[int], now: float, retention: float, swept: bool
+    ) -> str:
         """How what is kept differs from this; the empty string when it does not. Tombstones that were heard of are
-        nothing, and what is old enough may be gone."""
+        nothing, and what is old enough may be gone; what has been so since the last sweep must be, if there was one."""
         mine = {seq: value for seq, value, _ in self.last.values() if value or seq not in self.acked}
         theirs = {seq: value for seq, value in live.items() if value or seq not in done}
         old = {seq for seq, _, at in self.last.values() if retention and at + retention < now + 1.0}
         if {seq: value for seq, value in theirs.items() if seq in mine} != theirs:
             return f"kept {theirs}, and should be {mine}"
+        kept_on = {
+            seq
+            for seq, _, at in self.last.values()
+            if retention and swept and seq in live and at + retention + SWEEP + 2.0 < now
+        }
+        if kept_on:
+            return f"{sorted(kept_on)} are older than the retention, and are kept"
         missing = mine.keys() - theirs.keys() - old
         if missing:
             return f"{missing} are missing: kept {theirs}, and should be {mine}"
@@ -77,7 +98,9 @@ class Taker(Reader):
         self.world = world
         self.client = client
         self.window = window
-        self.holds: list[tuple[int, int]] = []  # sequence and epoch
+        self.holds: list[
+            tuple[int, int, int]
+        ] = []  # sequence, epoch, and how often the owner was rewound before
         self.highest = 0
         self.seen_epoch = 0
 
@@ -97,7 +120,7 @@ class Hand(Consumer):
     def deliver(self, lease: Lease) -> None:
         message = lease.message
         assert message is not None
-        self.world.shared_given(int(lease.seq), message)
+        self.world.shared_given(self, int(lease.seq), message)
         self.holds.append(lease)
 
     def taken_away(self, lease: Lease) -> None:
@@ -143,6 +166,8 @@ class LastValues:
         self.accepted: dict[str, int] = {}  # the highest sequence of each owner that its writer was told of
         self.tags: dict[int, tuple[str, int]] = {}
         self.takers: dict[str, Taker] = {}
+        self.left: list[Taker] = []  # who have unsubscribed, and may still acknowledge
+        self.rewinds: dict[str, int] = dict.fromkeys(OWNERS, 0)
         self.hands: list[Hand] = []
         self.retention = self.chance.choice((0.0, RETENTION))
         self.settings: dict[str, Any] = {
@@ -167,6 +192,8 @@ class LastValues:
         self.engine = Engine(self._rules_for, self.chance.random, self.chance.choice((0, 1 << 20)))
         rules = self.engine.exclusive.rules
         rules.retention = self.retention
+        rules.sweep_interval = SWEEP
+        self.opened_at = self.loop.now
         rules.cache_bytes = self.chance.choice((0, 300, 1 << 20))
         self.runner = Runner(
             self.engine,
@@ -232,6 +259,8 @@ class LastValues:
     def subscribe(self) -> None:
         client = self.chance.choice(OWNERS)
         taker = Taker(self, client, self.chance.choice((1, 2, 20)))
+        if client in self.takers:
+            self.left.append(self.takers[client])
         self.takers[client] = taker
         self.engine.exclusive.join(taker, client, self.loop.now)
         self._say(f"{client} subscribes")
@@ -240,20 +269,37 @@ class LastValues:
     def unsubscribe(self) -> None:
         if self.takers:
             client = self.chance.choice(list(self.takers))
-            self.engine.exclusive.leave(self.takers.pop(client))
+            taker = self.takers.pop(client)
+            self.left.append(taker)
+            self.engine.exclusive.leave(taker)
             self._say(f"{client} leaves")
 
     def ack(self) -> None:
         takers = [taker for taker in self.takers.values() if taker.holds]
-        if not takers:
-            return
-        taker = self.chance.choice(takers)
-        nth = 0 if self.chance.random() < 0.8 else self.chance.randrange(len(taker.holds))
-        seq, epoch = taker.holds.pop(nth)
-        counts = epoch == taker.epoch and seq in self.model[taker.client].waits()
+        if takers:
+            taker = self.chance.choice(takers)
+            self._ack(taker, 0 if self.chance.random() < 0.8 else self.chance.randrange(len(taker.holds)))
+
+    def ack_late(self) -> None:
+        """Of who has unsubscribed, or subscribed again: what was on its way then is acknowledged all the same."""
+        self.left = [taker for taker in self.left if taker.holds]
+        if self.left:
+            taker = self.chance.choice(self.left)
+            self._ack(taker, self.chance.randrange(len(taker.holds)))
+            self._count("late acknowledgements")
+
+    def _ack(self, taker: Taker, nth: int) -> None:
+        seq, epoch, rewinds = taker.holds.pop(nth)
+        owner = self.engine.exclusive.owners.get(taker.client)
+        same = owner is not None and taker.served is owner and rewinds == self.rewinds[taker.client]
+        before = (0, 0) if owner is None else (int(owner.acked), int(owner.acked_at))
         self.engine.exclusive.ack(taker, seq, epoch, self.loop.now)
-        if counts:
+        if same and seq in self.model[taker.client].waits():
             self.model[taker.client].acked.add(seq)
+        if owner is not None:
+            after = (int(owner.acked), int(owner.acked_at))
+            if after[0] < before[0] or after[1] != (int(self.loop.now * 1000.0) if same else before[1]):
+                raise Violation(f"{taker.client} acks {seq}, and its state goes from {before} to {after}")
         self._say(f"{taker.client} acks {seq}")
         self._count("acknowledgements")
 
@@ -267,6 +313,7 @@ class LastValues:
             if not value and seq in model.acked and owner.slot_of(seq) < 0:
                 del model.last[key]  # a tombstone that was heard of does not come back
         self.engine.exclusive.seek(owner, behind, self.loop.now)
+        self.rewinds[owner.client] += 1
         model.acked = {seq for seq, _, _ in model.last.values() if seq <= behind}
         self._say(f"{owner.client} goes behind {behind}")
         self._count("rewinds")
@@ -292,18 +339,24 @@ class LastValues:
             model.put(key, before, value, self.loop.now)
             self._tag(SHARED, before)
         else:
-            model.last.pop(key, None)
+            model.drop(key)
         self.writes[(SHARED, before)] = (key, value, self.oracle.frame)
         self._say(f"shared {key!r} is {value[:8]!r}, {before}")
         self._count("messages published")
 
     def join(self) -> None:
-        queue = self.engine.ensure(SHARED)
         if len(self.hands) < 4:
             hand = Hand(self, f"h{self.steps}")
             self.hands.append(hand)
-            self.engine.join(queue, self.engine.group(queue, self.chance.choice(GROUPS)), hand)
+            self._join(hand, self.chance.choice(GROUPS))
             self._say(f"{hand.client} joins")
+
+    def _join(self, hand: Hand, group: str) -> None:
+        """A group that is new has all there is before it."""
+        queue = self.engine.ensure(SHARED)
+        model = self.model[SHARED]
+        model.groups.setdefault(group, {seq for seq, _, _ in model.last.values()})
+        self.engine.join(queue, self.engine.group(queue, group), hand)
 
     def part(self) -> None:
         if self.hands:
@@ -318,6 +371,8 @@ class LastValues:
             floor = self.chance.randrange(int(queue.partitions[0].next) + 2)
             self._say(f"{group.name} goes to {floor}")
             self.engine.seek(group, [floor])
+            model = self.model[SHARED]
+            model.groups[group.name] = {seq for seq, _, _ in model.last.values() if seq >= floor}
             self._count("seeks")
 
     def drop_group(self) -> None:
@@ -326,6 +381,7 @@ class LastValues:
             group = self.chance.choice(list(queue.groups.values()))
             self._say(f"group {group.name} is dropped")
             self.engine.drop_group(group)
+            del self.model[SHARED].groups[group.name]
             self.hands = [hand for hand in self.hands if hand.group is not None]
             self._count("groups dropped")
 
@@ -338,15 +394,24 @@ class LastValues:
         what = self.chance.choice(("ack", "ack", "ack", "nack", "release"))
         self._say(f"{hand.client} {what} {lease.seq}")
         if what == "ack":
-            self.engine.ack(lease)
+            self._settle(lease)
         elif what == "nack":
             self.engine.nack(lease, 1.0, "")
         else:
             self.engine.release(lease)
         self._count("settled")
 
+    def _settle(self, lease: Lease) -> None:
+        self.model[SHARED].groups[lease.cursor.group.name].discard(int(lease.seq))
+        self.engine.ack(lease)
+
     def pass_time(self) -> None:
-        until = self.loop.now + self.chance.choice((0.01, 0.1, 1.0, 5.0, 60.0, 700.0))
+        self._pass(self.chance.choice((0.01, 0.1, 1.0, 5.0, 60.0, 700.0)))
+
+    def _pass(self, seconds: float) -> None:
+        if seconds >= SWEEP:
+            self.runner.end_turn()  # no turn takes so long
+        until = self.loop.now + seconds
         while True:
             due = self.loop.next_timer()
             if due == 0.0 or due > until:
@@ -379,6 +444,7 @@ class LastValues:
     def _start_again(self) -> None:
         self.loop.forget_all()
         self.takers = {}
+        self.left = []
         self.hands = []
         self.unanswered = {}
         self._open()
@@ -424,15 +490,18 @@ class LastValues:
             raise Violation(f"{taker.client} is given {seq}, which was replaced")
         if seq in model.acked:
             raise Violation(f"{taker.client} is given {seq} again, which it has acknowledged")
-        taker.holds.append((seq, int(taker.epoch)))
+        taker.holds.append((seq, int(taker.epoch), self.rewinds[taker.client]))
         self._count("values delivered")
 
-    def shared_given(self, seq: int, message: Message) -> None:
+    def shared_given(self, hand: Hand, seq: int, message: Message) -> None:
         key, value, frame = self.writes[(SHARED, seq)]
         if (message.key, message.payload) != (key, value) or frame > self.oracle.answered:
             raise Violation(f"{seq} is delivered as {message.payload[:20]!r}")
         if value and self.model[SHARED].last.get(key, (-1, b"", 0.0))[0] != seq:
             raise Violation(f"{seq} is delivered, and was replaced")
+        group = hand.group
+        if value and (group is None or seq not in self.model[SHARED].groups[group.name]):
+            raise Violation(f"{seq} is delivered to {hand.client}, whose group has settled it")
         self._count("messages delivered")
 
     # ---- judging
@@ -462,7 +531,15 @@ class LastValues:
             following = int(owner.next if owner is not None else self.engine.exclusive.first)
             if following < self.model[client].next:
                 return f"{client} goes on with {following}, behind {self.model[client].next}"
-            fault = self.model[client].matches(live, done, self.loop.now, self.retention)
+            if owner is not None and not {int(seq) for seq in owner.done} <= live.keys():
+                return f"{client} has acknowledged {sorted(owner.done)} out of turn, of which some are gone"
+            if owner is not None and any(seq <= owner.acked for seq in owner.done):
+                return f"{client} has {sorted(owner.done)} out of turn, up to {owner.acked} all is done"
+            taker = self.takers.get(client)
+            if taker is not None and not taker.out.keys() <= live.keys():
+                return f"{client} has {sorted(taker.out)} on their way, of which some are gone"
+            swept = self.opened_at + SWEEP + 2.0 < self.loop.now
+            fault = self.model[client].matches(live, done, self.loop.now, self.retention, swept)
             if fault:
                 return f"{client}: {fault}"
         return self._shared_differs()
@@ -478,8 +555,15 @@ class LastValues:
                 if value:  # a tombstone is on its way to a group
                     live[seq] = value
                 seq = int(partition.first_live(seq + 1))
-        expected = {seq: value for seq, value, _ in self.model[SHARED].last.values()}
-        return "" if live == expected else f"shared: kept {live}, and should be {expected}"
+        model = self.model[SHARED]
+        expected = {seq: value for seq, value, _ in model.last.values()}
+        if live != expected:
+            return f"shared: kept {live}, and should be {expected}"
+        groups = {} if queue is None else queue.groups
+        waits = {
+            name: {seq for seq in live if not group.cursors[0].settled(seq)} for name, group in groups.items()
+        }
+        return "" if waits == model.groups else f"groups wait for {waits}, and should for {model.groups}"
 
     def step(self) -> None:
         self.steps += 1
@@ -496,28 +580,25 @@ class LastValues:
 
     def come_to_rest(self) -> None:
         """Everybody is there and takes what there is: exactly the last value of each key that was not acknowledged."""
-        self.store.release(-1)
-        self._quiet()
+        self.rest()
         for client in OWNERS:
             waits = self.model[client].waits()
             taker = self.takers[client] = Taker(self, client, 1000)
             self.engine.exclusive.join(taker, client, self.loop.now)
             self._quiet()
-            given = {seq for seq, _ in taker.holds}
+            given = {seq for seq, _, _ in taker.holds}
             missing = {seq for seq in waits if seq not in given and self._is_kept(client, seq)}
             if missing or given - waits.keys():
                 raise Violation(f"{client} waits for {sorted(waits)}, and was given {sorted(given)}")
             while taker.holds:
-                self.engine.exclusive.ack(taker, *taker.holds.pop(0), self.loop.now)
+                self._ack(taker, 0)
             self._quiet()
             owner = self.engine.exclusive.owners[client]
             if owner.depth():
                 raise Violation(f"{client} has acknowledged all, and {owner.depth()} wait")
-            self.model[client].acked |= given
-        queue = self.engine.ensure(SHARED)
         late = Hand(self, "late")
         late.prefetch = 1000
-        self.engine.join(queue, self.engine.group(queue, f"late-{self.steps}"), late)
+        self._join(late, f"late-{self.steps}")
         self._quiet()
         got = {int(lease.seq) for lease in late.holds}
         wanted = {seq for seq, _, _ in self.model[SHARED].last.values()}
@@ -526,6 +607,38 @@ class LastValues:
         self._count("rests")
         self.check()
 
+    def rest(self) -> None:
+        """Nobody comes, and nothing is written: who is there gets all there is for it, as fast as it takes it."""
+        self.store.release(-1)
+        self._rest_a_while()
+        while any(taker.holds for taker in self.takers.values()):
+            for taker in self.takers.values():
+                while taker.holds:
+                    self._ack(taker, 0)
+            self._rest_a_while()
+        for client in self.takers:
+            waits = [seq for seq in self.model[client].waits() if self._is_kept(client, seq)]
+            if waits:
+                raise Violation(f"{client} is there and has room, and {sorted(waits)} wait for it")
+        while any(hand.holds for hand in self.hands):
+            for hand in self.hands:
+                while hand.holds:
+                    self._settle(hand.holds.pop(0))
+            self._rest_a_while()
+        for hand in self.hands:
+            if hand.group is not None:
+                waits_on = self.model[SHARED].groups[hand.group.name] - hand.group.cursors[0].leases.keys()
+                if waits_on:  # and not for a retry
+                    raise Violation(f"{hand.client} is there and has room, and {sorted(waits_on)} wait")
+        self._say("rest")
+        self._count("rests of those present")
+
+    def _rest_a_while(self) -> None:
+        """Until what was given back has come again."""
+        self._quiet()
+        self._pass(2.0)
+        self._quiet()
+
     def _is_kept(self, client: str, seq: int) -> bool:
         owner = self.engine.exclusive.owners.get(client)
         return owner is not None and owner.slot_of(seq) >= 0
@@ -533,8 +646,11 @@ class LastValues:
     def _quiet(self) -> None:
         self.engine.now = self.loop.now
         self.runner.end_turn()
+        calls = 0
         while self.loop.run_one():
-            pass
+            calls += 1
+            if calls > MOST_CALLS:
+                raise Violation("it does not come to rest")
 
 
 ACTIONS: Final = {
@@ -542,6 +658,7 @@ ACTIONS: Final = {
     "subscribe": 6,
     "unsubscribe": 3,
     "ack": 30,
+    "ack_late": 2,
     "seek": 1,
     "purge": 0.5,
     "publish": 20,
@@ -555,6 +672,7 @@ ACTIONS: Final = {
     "release": 6,
     "crash": 2,
     "restart": 0.4,
+    "rest": 0.5,
 }
 
 

@@ -33,3 +33,26 @@ def test_the_judge_notices_a_value_that_vanishes() -> None:
     owner.remove(owner.after(0))
     with pytest.raises(Violation, match="missing"):
         world.check()
+
+
+def test_the_judge_notices_an_owner_that_is_there_and_gets_nothing() -> None:
+    world = LastValues(2)
+    world.retention = 0.0
+    world.subscribe()
+    (taker,) = world.takers.values()
+    taker.fetching = True  # and nobody has asked the store
+    while not world.model[taker.client].waits():
+        world.write()
+    with pytest.raises(Violation, match="is there and has room"):
+        world.rest()
+
+
+def test_the_judge_notices_a_group_that_forgets_what_it_has_settled() -> None:
+    world = LastValues(2)
+    world.publish()
+    world.join()
+    world.rest()
+    world.check()
+    next(iter(world.model["state"].groups.values())).add(0)
+    with pytest.raises(Violation, match="groups wait for"):
+        world.check()

@@ -15,7 +15,8 @@ from sluice.message import Message
 from sluice.queues.exclusive import expiry_of
 from sluice.queues.owner import Owner
 
-NAMES_AT_ONCE: Final = 8192  # owners that are looked at before the broker may work again
+NAMES_AT_ONCE: Final = 8192  # names that are looked at before the broker may work again,
+ROWS_AT_ONCE: Final = 16_384  # and rows of owners
 
 
 async def list_owners(hands: Hands, prefix: str, after: str, limit: int) -> list[OwnerView]:
@@ -30,7 +31,18 @@ async def list_owners(hands: Hands, prefix: str, after: str, limit: int) -> list
         ]
         found = heapq.nsmallest(limit, [*found, *some])
         await hands.breathe()
-    return [view_of(hands, owners[name]) for name in found if name in owners]
+    views: list[OwnerView] = []
+    rows = 0
+    for name in found:
+        owner = owners.get(name)
+        if owner is None:
+            continue
+        views.append(view_of(hands, owner))
+        rows += 8 + int(owner.slots())
+        if rows >= ROWS_AT_ONCE:
+            rows = 0
+            await hands.breathe()
+    return views
 
 
 def find(hands: Hands, client: str) -> Owner:
@@ -56,7 +68,8 @@ def view_of(hands: Hands, owner: Owner) -> OwnerView:
 
 
 async def peek(hands: Hands, client: str, start: int, limit: int, payload_bytes: int) -> list[MessageView]:
-    """What is kept for an owner from a sequence on, oldest first."""
+    """What is kept for an owner from a sequence on, oldest first. What turns out to have expired is removed, as it is
+    when the owner reads: only a value itself says when it ends."""
     hands.look()
     owner = find(hands, client)
     places: list[tuple[int, int]] = []
@@ -68,7 +81,12 @@ async def peek(hands: Hands, client: str, start: int, limit: int, payload_bytes:
     found: list[MessageView] = []
     for (seq, _), data in zip(places, records, strict=True):
         message = None if data is None else hands.engine.message_of(data)
-        if message is not None:
+        if message is None:
+            continue
+        ends = expiry_of(message)
+        if ends and float(ends) <= hands.engine.now:
+            hands.engine.exclusive.expire(owner, seq, hands.begin())
+        else:
             found.append(_value_view(owner, seq, message, payload_bytes))
     return found
 

@@ -206,10 +206,9 @@ class EcqDoor:
         """An owner takes its queue: the granted QoS, or a reason and why."""
         self._begin()
         topic_filter = request.topic_filter
-        if not is_own(topic_filter, session.client_id):
-            levels = topic_filter.split(b"/")
-            whole = len(levels) == 3 and levels[2] == b"#" and levels[1] not in (b"", b"+")
-            return (NOT_AUTHORIZED if whole else TOPIC_FILTER_INVALID), READ_SO
+        fault = fault_of_reading(topic_filter, session.client_id)
+        if fault:
+            return fault, READ_SO
         if request.qos != 1 or session.router.limits.max_qos < 1:
             return (
                 IMPLEMENTATION_SPECIFIC_ERROR,
@@ -229,9 +228,9 @@ class EcqDoor:
     def _join(self, session: Session, identifier: int, start: str) -> None:
         exclusive = self._engine.exclusive
         owner = exclusive.owners.get(session.client_id)
+        behind: i64 = place_of(owner, start) if start else -1  # and who cannot say where becomes no owner
         if owner is None:
             owner = exclusive.make(session.client_id, self._engine.now)
-        behind: i64 = place_of(owner, start) if start else -1
         extra = encode_identifiers([identifier] if identifier else [])
         reader = session.reader
         if reader is not None and owner.reader is reader:
@@ -257,6 +256,10 @@ class EcqDoor:
         return found
 
     # ---- a session comes and goes
+
+    def paused(self, reader: OwnedReader) -> None:
+        """Its client is away."""
+        self._engine.exclusive.put_down(reader)
 
     def resumed(self, session: Session) -> None:
         """It is connected again."""
@@ -296,8 +299,10 @@ class EcqDoor:
                     f"{session.client_id} was subscribed to its queue, and was not served"
                 )
                 self._join(session, int(asked[1][0]), "")
-            elif owner.after(reader.sent) >= 0:
-                exclusive.feed(reader)
+            elif exclusive.heal(reader):
+                self._engine.warnings.append(
+                    f"values of {session.client_id} were asked of the store and did not come: asked for again"
+                )
 
 
 def is_write(topic: bytes) -> bool:
@@ -348,19 +353,41 @@ def is_own(topic_filter: bytes, client_id: str) -> bool:
     return topic_filter == filter_of(client_id)
 
 
-def place_of(owner: Owner, start: str) -> i64:
-    """The sequence behind which an owner goes on that wants to `start` somewhere."""
+def fault_of_reading(topic_filter: bytes, client_id: str) -> int:
+    """Why this client cannot read there, whatever the rules allow: another's queue, or none at all; 0 when it can."""
+    if is_own(topic_filter, client_id):
+        return 0
+    levels = topic_filter.split(b"/")
+    whole = len(levels) == 3 and levels[2] == b"#" and levels[1] not in (b"", b"+")
+    return NOT_AUTHORIZED if whole else TOPIC_FILTER_INVALID
+
+
+def place_of(owner: Owner | None, start: str) -> i64:
+    """The sequence behind which an owner goes on that wants to `start` somewhere; -1: one that is new has but one
+    place to start at."""
+    seconds: i64 = 0
+    if start != "earliest" and start != "latest" and not is_sequence(start):
+        try:
+            since = float(start[1:]) if start.startswith("@") else time_of(start)
+            if abs(since) >= float(LAST_SECOND):
+                raise OverflowError
+            seconds = int(since)
+        except (ValueError, OverflowError):
+            raise InvalidQueueConfig(
+                f"start is {start!r}",
+                "Use earliest, latest, a sequence, or a time such as 2030-01-31T12:00:00Z",
+            ) from None
+    if owner is None:
+        return -1
     if start == "earliest":
         return 0
     if start == "latest":
         return owner.next - 1
-    if start.isascii() and start.isdigit() and len(start) <= 18:
+    if is_sequence(start):
         return max(0, int(start) - 1)
-    try:
-        seconds = float(start[1:]) if start.startswith("@") else time_of(start)
-        slot = owner.since(int(seconds))
-    except (ValueError, OverflowError):
-        raise InvalidQueueConfig(
-            f"start is {start!r}", "Use earliest, latest, a sequence, or a time such as 2030-01-31T12:00:00Z"
-        ) from None
+    slot = owner.since(seconds)
     return owner.seq(slot) - 1 if slot >= 0 else owner.next - 1
+
+
+def is_sequence(start: str) -> bool:
+    return start.isascii() and start.isdigit() and len(start) <= 18

@@ -68,6 +68,8 @@ class Registry:
                 self._scheduler.wake_at(now + session.will_delay, _DelayedWill(self, session, will))
         if session.by_queue and self._router.door is not None:
             self._router.door.paused(session)
+        if session.reader is not None and self._router.door is not None:
+            self._router.door.ecq.paused(session.reader)
         if session.legs is not None:
             session.legs.departed()
         if session.expiry != NEVER:

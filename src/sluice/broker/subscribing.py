@@ -5,8 +5,9 @@ Each filter is judged by itself and answered in its place; one that is refused s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from sluice.broker.ecq_door import READ_SO, fault_of_reading
 from sluice.broker.permission import MAY_NOT_SUBSCRIBE
 from sluice.broker.subscriptions import Subscription
 from sluice.errors import ProtocolViolation
@@ -27,6 +28,8 @@ from sluice.wire.topics import fault_of_filter, has_wildcard, split_share
 if TYPE_CHECKING:
     from sluice.broker.connection import Connection
     from sluice.broker.session import Session
+
+NOT_SHARED: Final = "an exclusive queue is not shared: its owner subscribes to $ECQ/<client>/#"
 
 
 def subscribe(session: Session, packet: Subscribe, connection: Connection) -> None:
@@ -195,15 +198,17 @@ def _judge(session: Session, request: SubscriptionRequest) -> tuple[int, str]:
         return WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED, "wildcards are not offered here"
     if inner in limits.refused_filters:
         return UNSPECIFIED_ERROR, "the server's configuration refuses this filter to everybody"
+    if inner.startswith(b"$ECQ/") and session.router.door is not None:
+        # What no rule can allow is told so, and not that a rule is missing.
+        if group:
+            return TOPIC_FILTER_INVALID, NOT_SHARED
+        fault_of_form = fault_of_reading(inner, session.client_id)
+        if fault_of_form:
+            return fault_of_form, READ_SO
     if session.grant is not None and not session.grant.may_subscribe(topic_filter):
         return NOT_AUTHORIZED, MAY_NOT_SUBSCRIBE
     if group and inner.startswith(b"$queue/") and session.router.door is not None:
         return TOPIC_FILTER_INVALID, "a queue is shared by its groups: use $queue/<queue>/$group/<group>"
-    if group and inner.startswith(b"$ECQ/") and session.router.door is not None:
-        return (
-            TOPIC_FILTER_INVALID,
-            "an exclusive queue is not shared: its owner subscribes to $ECQ/<client>/#",
-        )
     if inner.startswith((b"$queue/responses/+", b"$queue/responses/#")) and session.router.door is not None:
         # Answers have one consumer: this one would take them from all who have asked.
         return (

@@ -40,6 +40,9 @@ def list_owners(
     found = visit.api.get("ecq", prefix=prefix, limit=limit)
     if visit.answered(found):
         return
+    if not found and prefix:
+        visit.out.show(f"No client whose id begins with {prefix!r} owns an exclusive queue.")
+        return
     if not found:
         visit.out.show(
             "Nobody owns an exclusive queue. One is there from the first value on: $ECQ/w/<client>/<key>"
@@ -64,10 +67,7 @@ def show(visit: Visit, client: Client) -> None:
                     "waiting",
                     f"{count(found['depth'])} of {plural(found['keys'], 'key')}, {size(found['bytes'])}",
                 ),
-                (
-                    "last sequence",
-                    f"{count(found['last_sequence'])}, written {ago(found['written_at'], visit.now)}",
-                ),
+                ("last sequence", _written(found, visit.now)),
                 ("acknowledged", _acked(found, visit.now)),
                 ("owner", _where(found)),
             ]
@@ -135,6 +135,12 @@ def owner_table(rows: list[dict[str, Any]], now: float, width: int) -> Table:
         for row in rows
     ]
     return table(columns, shown, width)
+
+
+def _written(found: dict[str, Any], now: float) -> str:
+    if not found["written_at"]:
+        return "nothing was ever written"
+    return f"{count(found['last_sequence'])}, written {ago(found['written_at'], now)}"
 
 
 def _acked(found: dict[str, Any], now: float) -> str:

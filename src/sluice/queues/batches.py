@@ -156,7 +156,7 @@ def check_room(queue: Queue, count: i64) -> None:
         fits = queue.depth + count <= rules.max_depth
     if not fits:
         queue.refused += 1
-        raise QueueFull(queue.name, int(queue.depth))
+        raise QueueFull(queue.name, int(queue.depth), rules.compacted)
 
 
 def append_some(engine: Engine, queue: Queue, messages: list[Message], start: i64, end: i64) -> i64:

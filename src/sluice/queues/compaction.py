@@ -4,7 +4,7 @@ Compaction is a property of the queue, not another kind of it: partitions, group
 work queues. Three things differ. A message takes the place of the older one of its key, in the same frame, whoever has
 that in hand: a delivery that is under way is ended, and what its consumer says of it finds nothing any more. A message
 that every group has settled stays. And a tombstone, an empty payload, removes its key: groups that are there hear of
-it, and then it is let go.
+it, and then it is let go. One for a key that is not there changes nothing.
 
 The record of a message says all that recovery needs: reading it again replaces what it replaced. So the depth of a
 compacted queue is the number of its keys, and what was replaced counts as purged in the books of a group.
@@ -37,9 +37,13 @@ if TYPE_CHECKING:
 
 
 def publish(engine: Engine, queue: Queue, message: Message) -> None:
-    """Take a message that is small enough and no duplicate."""
+    """Take a message that is small enough and no duplicate. A tombstone needs no room: it adds no key."""
     check(queue, message)
-    if queue.depth < queue.rules.max_depth or removal.make_room(engine, queue, message):
+    if (
+        not message.payload
+        or queue.depth < queue.rules.max_depth
+        or removal.make_room(engine, queue, message)
+    ):
         append(engine, queue, message)
 
 
@@ -66,9 +70,10 @@ def append(engine: Engine, queue: Queue, message: Message) -> None:
     flags: i64 = 0
     left: i64 = len(partition.cursors)
     if not payload and message.key:
+        if old is None:
+            return  # there is no such key, and so nothing ends
         if left == 0:
-            if old is not None:
-                removal.remove_for_all(engine, old[0], old[1], PURGED)
+            removal.remove_for_all(engine, old[0], old[1], PURGED)
             return
         flags = TOMBSTONE
     if old is not None:

@@ -283,7 +283,7 @@ class Engine:
         for partition in frame.partitions:
             for cursor in partition.cursors:
                 dispatch.offer(self, cursor)
-        self.exclusive.frame_done()
+        self.exclusive.frame_done(self.now)
 
     def announce_special(self, partition: Partition, seq: i64, due: float) -> None:
         """A message that does not wait for its turn among the others: it has a delay (`due`) or a priority."""
@@ -324,7 +324,7 @@ class Engine:
                 if other is not None:
                     self.feed(other)
         if self.exclusive.hungry:
-            self.exclusive.feed_all()
+            self.exclusive.feed_all(self.now)
 
     def fetched(self, read: Read, records: list[bytes | None]) -> None:
         dispatch.fetched(self, read, records)

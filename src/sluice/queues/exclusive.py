@@ -67,6 +67,7 @@ class OwnedRead:
     def __init__(self, reader: Reader, owner: Owner) -> None:
         self.reader: Reader = reader
         self.owner: Owner = owner
+        self.nth: i64 = reader.fetches  # of that reader
         self.sequences: list[int] = []
         self.addresses: list[int] = []
 
@@ -172,9 +173,10 @@ class Exclusive(Owners):
         return place << SLOT_BITS | slot
 
     def _bring(self, reader: Reader, seq: i64, message: Message) -> None:
-        """A value for a reader who is there: it is at hand if there is room."""
+        """A value for a reader: it is at hand if there is room, and if the reader will soon take it. Who is away, or
+        slow, would fill what is there for all."""
         cost = message.size()
-        if self.cached + cost <= self.rules.cache_bytes:
+        if self.cached + cost <= self.rules.cache_bytes and reader.room() > len(reader.bodies):
             message.cost = cost
             self.cached += cost
             reader.bodies[int(seq)] = message
@@ -213,7 +215,9 @@ class Exclusive(Owners):
             self.leave(owner.reader)
         owner.reader = reader
         reader.owner = owner
+        reader.served = owner
         reader.sent = owner.acked
+        reader.epoch = owner.epoch
         self.feed(reader)
         return owner
 
@@ -221,12 +225,16 @@ class Exclusive(Owners):
         owner = reader.owner
         reader.owner = None
         reader.out.clear()
-        for message in reader.bodies.values():
-            self.cached -= message.cost
-        reader.bodies.clear()
+        self.put_down(reader)
         if owner is not None and owner.reader is reader:
             owner.reader = None
             owner.forget_order()
+
+    def put_down(self, reader: Reader) -> None:
+        """It takes nothing for a while: what was at hand for it stands in the store."""
+        for message in reader.bodies.values():
+            self.cached -= message.cost
+        reader.bodies.clear()
 
     def feed(self, reader: Reader) -> None:
         """It may have room: offer it more at the end of the turn."""
@@ -234,16 +242,18 @@ class Exclusive(Owners):
             reader.is_hungry = True
             self.hungry.append(reader)
 
-    def feed_all(self) -> None:
+    def feed_all(self, now: float) -> None:
         while self.hungry:
             hungry = self.hungry
             self.hungry = []
             for reader in hungry:
                 reader.is_hungry = False
-                self.offer(reader)
+            for reader in hungry:
+                self.offer(reader, now)
 
-    def offer(self, reader: Reader) -> None:
-        """Give a reader what it has not got yet, in the order of sequences, as far as it has room."""
+    def offer(self, reader: Reader, now: float) -> None:
+        """Give a reader what it has not got yet, in the order of sequences, as far as it has room. What has expired
+        meanwhile is not given, and is removed."""
         owner = reader.owner
         if owner is None or reader.fetching:
             return
@@ -259,10 +269,14 @@ class Exclusive(Owners):
             if owner.address(slot) >= self.kept_before:
                 self._expect(reader)
                 return
-            message = reader.bodies.pop(int(seq), None)
+            message = reader.bodies.get(int(seq))
             if message is None:
                 self._read(reader, owner, slot, room)
                 return
+            if message.expires and float(message.expires) <= now:
+                self._remove(owner, slot, now)
+                continue
+            del reader.bodies[int(seq)]
             self.cached -= message.cost
             reader.sent = seq
             reader.out[int(seq)] = int(reader.epoch)
@@ -282,18 +296,32 @@ class Exclusive(Owners):
         self._expecting_sent = self._expecting
         self._expecting = []
 
-    def frame_done(self) -> None:
+    def frame_done(self, now: float) -> None:
         """The store has all that stands before the open frame."""
         self.kept_before = self.journal.base()
         if self._expecting_sent:
             sent = self._expecting_sent
             self._expecting_sent = []
             for reader in sent:
-                self.offer(reader)
+                self.offer(reader, now)
+
+    def heal(self, reader: Reader) -> bool:
+        """Called from time to time: whoever should have something and gets it not, for whatever reason, gets it from
+        here on. A read that has been under way since the last time is given up, and asked for again; should it be
+        answered after all, that does no harm. Whether it was so."""
+        given_up = reader.fetching and reader.fetches == reader.fetches_seen
+        reader.fetches_seen = reader.fetches
+        if given_up:
+            reader.fetching = False
+        owner = reader.owner
+        if owner is not None and owner.after(reader.sent) >= 0:
+            self.feed(reader)
+        return given_up
 
     # ---- bodies that are not at hand
 
     def _read(self, reader: Reader, owner: Owner, slot: i64, room: i64) -> None:
+        reader.fetches += 1
         read = OwnedRead(reader, owner)
         size: i64 = 0
         left: i64 = min(room, READ_AHEAD)
@@ -312,7 +340,8 @@ class Exclusive(Owners):
         """The answer to a read; what had to be given up, in words."""
         reader = read.reader
         owner = read.owner
-        reader.fetching = False
+        if read.nth == reader.fetches:
+            reader.fetching = False
         lost: list[str] = []
         for number, address, data in zip(read.sequences, read.addresses, records, strict=True):
             slot = owner.slot_of(number)
@@ -327,12 +356,18 @@ class Exclusive(Owners):
             message.expires = expiry_of(message)
             if message.expires and float(message.expires) <= now:
                 self._remove(owner, slot, now)
-            elif reader.owner is owner and number > reader.sent:
+            elif reader.owner is owner and number > reader.sent and number not in reader.bodies:
                 message.cost = message.size()
                 self.cached += message.cost
                 reader.bodies[number] = message
-        self.offer(reader)
+        self.offer(reader, now)
         return lost
+
+    def expire(self, owner: Owner, seq: i64, now: float) -> None:
+        """Somebody who has looked at this value says that its time is over."""
+        slot = owner.slot_of(seq) if self.owners.get(owner.client) is owner else -1
+        if slot >= 0:
+            self._remove(owner, slot, now)
 
     def _remove(self, owner: Owner, slot: i64, now: float) -> None:
         note = NoteWriter(OWNER_REMOVED)
@@ -346,28 +381,35 @@ class Exclusive(Owners):
     # ---- acknowledging
 
     def ack(self, reader: Reader, seq: i64, epoch: i64, now: float) -> None:
-        """A reader has what it was given. Nothing up to the first that it has not acknowledged is given again."""
-        owner = reader.owner
+        """A reader has what it was given. It counts for the owner unless that was rewound since: also if the reader has
+        left meanwhile [MQTT-3.10.4-3], or the value is gone. Nothing up to the first that is kept and not acknowledged
+        is given again."""
+        owner = reader.served
         if owner is None:
             return
-        if reader.out.get(int(seq), -1) == epoch:
-            del reader.out[int(seq)]
+        if epoch == owner.epoch:
             if owner.is_unsaved:
                 self.save(owner)
             self.acked += 1
             owner.acked_at = int(now * 1000.0)
+            present = owner.reader
+            if present is not None and present.out:
+                present.out.pop(int(seq), None)
             slot = owner.after(owner.acked)
             if slot >= 0 and owner.seq(slot) == seq and not owner.done:
                 owner.acked = seq
                 if owner.tombstones:
                     self._end_tombstone(owner, slot)
-            else:
+            elif seq > owner.acked and owner.slot_of(seq) >= 0:
                 if owner.done is NOTHING_DONE:
                     owner.done = set()
                 owner.done.add(int(seq))
-                self._pass_done(owner)
+            self._pass_done(owner, reader.sent)
             self._note_ack(owner)
-        self.feed(reader)
+        if owner.reader is not None:
+            self.feed(owner.reader)
+        else:
+            owner.forget_order()
 
     def _note_ack(self, owner: Owner) -> None:
         if not owner.is_dirty:
@@ -375,18 +417,21 @@ class Exclusive(Owners):
             self._dirty.append(owner)
             self.journal.note_acks = self
 
-    def _pass_done(self, owner: Owner) -> None:
-        """Go as far as everything is acknowledged: what was out of turn is in turn when all before it is done."""
+    def _pass_done(self, owner: Owner, sent: i64) -> None:
+        """Go as far as everything is acknowledged, or gone: what was out of turn is in turn when all before it is done.
+        Behind the last that is kept, that is as far as values were `sent`."""
         acked = owner.acked
         slot = owner.after(acked)
-        while slot >= 0 and int(owner.seq(slot)) in owner.done:
+        while slot >= 0 and owner.done and int(owner.seq(slot)) in owner.done:
             acked = owner.seq(slot)
             owner.done.discard(int(acked))
             if owner.tombstones:
                 self._end_tombstone(owner, slot)
             slot = owner.after(acked)
-        owner.acked = acked
-        if not owner.done:
+        if slot >= 0:
+            sent = min(sent, owner.seq(slot) - 1)
+        owner.acked = max(acked, sent)
+        if owner.done is not NOTHING_DONE and not owner.done:
             owner.done = NOTHING_DONE
 
     def _end_tombstone(self, owner: Owner, slot: i64) -> None:
@@ -416,10 +461,11 @@ class Exclusive(Owners):
             self.journal.note_acks = None
         self.journal.add_note(note.value(), int(now * 1000.0), True)
         self.go_behind(owner, behind)
+        owner.epoch += 1
         reader = owner.reader
         if reader is not None:
             reader.sent = owner.acked
-            reader.epoch += 1
+            reader.epoch = owner.epoch
             reader.out.clear()
             self.feed(reader)
 
@@ -441,6 +487,7 @@ class Exclusive(Owners):
             self.leave(owner.reader)
         if owner.is_dirty:
             self._dirty.remove(owner)
+        owner.epoch += 1  # what is still said to it counts no more
         self.let_go(owner)
 
     # ---- retention

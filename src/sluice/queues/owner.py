@@ -60,12 +60,14 @@ class Owner:
         self._done: set[int] = NOTHING_DONE  # acknowledged out of turn, above `acked`
         self.is_ordered: bool = False
         self.number: i64 = number
-        self.gone_at: i64 = 0  # when the youngest of what is gone was written, in seconds since 1970
+        # When the youngest of what is gone was written, or when the owner was made; in seconds since 1970.
+        self.gone_at: i64 = 0
         self.live: i64 = 0
         self.tombstones: i64 = 0  # of the living
         self.oldest: i64 = 0  # no value is older than this, in seconds since 1970
         self.acked: i64 = first - 1  # all up to here is acknowledged, or gone
         self.acked_at: i64 = 0  # when that was, in milliseconds since 1970; 0: never
+        self.epoch: i64 = 0  # counts rewinds, since the start
         self.is_dirty: bool = False  # has acknowledged something since the last frame
         self.client: str = client
         self._space: Space = space
@@ -148,7 +150,10 @@ class Owner:
 
     @property
     def heard_at(self) -> i64:
-        """When it was last written to, in seconds since 1970."""
+        """When it was last written to, in seconds since 1970; 0: never. Then `gone_at` is when it was made: nothing is
+        kept, and it stands at its first sequence without having acknowledged anything."""
+        if self.live == 0 and self.acked_at == 0 and self.acked == self.next - 1:
+            return 0
         latest = self.gone_at
         slot: i64 = 0
         while slot < self.slots():

@@ -74,12 +74,19 @@ class Reader:
     """The owner of an exclusive queue while it is subscribed: takes values while it has room."""
 
     def __init__(self) -> None:
-        self.owner: Owner | None = None
+        self.owner: Owner | None = None  # while it is subscribed
+        self.served: Owner | None = (
+            None  # the same, and still when it is not: an acknowledgement may be on its way
+        )
         self.sent: i64 = 0  # the highest sequence that it was given
-        self.epoch: i64 = 0  # counts rewinds: what was given before one does not count any more
+        self.epoch: i64 = (
+            0  # of its owner, as it knows it: what was given in an earlier one does not count any more
+        )
         self.out: dict[int, int] = {}  # what it was given and has not acknowledged, in order; the epoch
         self.bodies: dict[int, Message] = {}  # values at hand that it has not been given yet
-        self.fetching: bool = False  # a read is under way for it
+        self.fetching: bool = False  # a read is under way for it,
+        self.fetches: i64 = 0  # which is the so-manieth,
+        self.fetches_seen: i64 = 0  # and when that was last looked at it was this one
         self.is_hungry: bool = False  # is offered more at the end of the turn
         self.expects: bool = False  # the open frame has something for it
 

@@ -176,7 +176,7 @@ def make_room(engine: Engine, queue: Queue, message: Message) -> bool:
     elif policy == DEAD_LETTER and dead_letters.bury_unborn(engine, queue, message, "overflow"):
         return False
     queue.refused += 1
-    raise QueueFull(queue.name, int(queue.depth))
+    raise QueueFull(queue.name, int(queue.depth), queue.rules.compacted)
 
 
 def append_within(engine: Engine, queue: Queue, message: Message) -> None:

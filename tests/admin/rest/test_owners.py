@@ -32,6 +32,16 @@ async def test_owners_are_listed_looked_at_and_purged(door: Door) -> None:
     assert await door.ok("GET", "/ecq?prefix=b") == []
 
 
+async def test_an_owner_that_has_only_subscribed_was_never_written_to(door: Door) -> None:
+    house = door.house
+    house.engine.exclusive.make("car-1", house.broker.turn.begin())
+    house.runner.end_turn()
+    owner = await door.ok("GET", "/ecq/car-1")
+    assert (owner["written_at"], owner["last_sequence"], owner["acked_at"]) == (None, 0, None)
+    write(house, "car-1", "speed", b"80")
+    assert (await door.ok("GET", "/ecq/car-1"))["written_at"].endswith("Z")
+
+
 async def test_an_owner_that_is_none_is_not_found(door: Door) -> None:
     for method, path in (("GET", "/ecq/x"), ("GET", "/ecq/x/values"), ("POST", "/ecq/x/purge")):
         assert "nothing was ever written" in (await door.no(404, method, path))["message"]

@@ -56,7 +56,7 @@ async def show_owner(request: Request, client: ClientId) -> Response:
 
 @router.get("/{client}/values", response_model=list[Message], responses=answers(404, 409))
 async def peek_owner(request: Request, client: ClientId, query: Annotated[PeekQuery, Query()]) -> Response:
-    """The last value of each key, oldest first. Nothing is taken or changed."""
+    """The last value of each key, oldest first. Nothing is taken; what has expired goes."""
     size = share(query.payload_bytes, query.limit)
     return show_all(
         MESSAGES,

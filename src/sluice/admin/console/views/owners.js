@@ -90,6 +90,7 @@ function nobody(prefix) {
 
 export function ownerPage(app, { client }) {
   const head = h("div", null, loading(client));
+  const more = h("div", null);
   const place = h("div", null);
   const page = again(load, EVERY);
 
@@ -98,14 +99,24 @@ export function ownerPage(app, { client }) {
       const owner = await api.owner(client);
       const values = listOf(await api.ownerValues(client, { limit: LIMIT, payload_bytes: 400 }), "messages");
       if (!page.alive) return;
+      purge.hidden = false;
       replace(head, summary(owner));
+      replace(more, rest(owner, values));
+      more.hidden = !more.firstChild;
       replace(place, values.length ? valueTable(client, values) : empty("Nothing is kept for this owner"));
     } catch (fault) {
-      if (page.alive) replace(head, failed(fault, load));
+      if (!page.alive) return;
+      if (fault.status === 404) {
+        purge.hidden = true;
+        replace(more);
+        replace(place);
+      }
+      replace(head, failed(fault, load));
     }
   }
 
   const purge = app.button("Purge", "operator", () => purgeOwner(client, load), "danger");
+  purge.hidden = true; // until there is something to purge
   return {
     title: client,
     element: h(
@@ -116,6 +127,7 @@ export function ownerPage(app, { client }) {
         actions: [purge],
       }),
       head,
+      more,
       place,
     ),
     destroy: page.end,
@@ -131,13 +143,30 @@ function summary(owner) {
         ["Owner", whereabouts(owner)],
         ["Waiting", `${count(owner.depth)} of ${plural(owner.keys, "key")}, ${bytes(owner.bytes)}`],
         ["Last sequence", count(owner.last_sequence)],
-        ["Last written", time(owner.written_at, { age: true })],
+        ["Last written", time(owner.written_at, { age: true, none: "never" })],
         ["Acknowledged up to", count(owner.acked_sequence)],
         ["Last acknowledged", time(owner.acked_at, { age: true, none: "never" })],
       ],
       "columns",
     ),
   );
+}
+
+/** How many are shown of how many, and how to see the others; nothing when these are all. */
+function rest(owner, values) {
+  if (!values.length || values.length >= owner.keys) return null;
+  const next = values[values.length - 1].sequence + 1;
+  return h(
+    "div",
+    null,
+    h("p", null, `The oldest ${count(values.length)} of ${plural(owner.keys, "value")}. The others:`),
+    command(`sluice ecq peek ${quoted(owner.client)} --start ${next} --limit 1000`),
+  );
+}
+
+/** For a shell. */
+function quoted(text) {
+  return /^[\w.:@-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
 }
 
 function valueTable(client, values) {
