@@ -380,6 +380,16 @@ class OutOfRange(QueueError):
         self.latest = latest
 
 
+class QueueMadeAgain(QueueError):
+    """Sequences of a queue that was deleted, told to the one that has its name now."""
+
+    def __init__(self, queue: str, incarnation: str, now: str) -> None:
+        super().__init__(
+            f"queue {queue!r} was deleted and made again: {incarnation!r} is asked for, and there is {now!r}",
+            "Sequences of the old queue mean nothing in the new one: ask for its offsets, and begin anew",
+        )
+
+
 class UnknownPartition(QueueError):
     def __init__(self, queue: str, number: int, count: int) -> None:
         super().__init__(f"queue {queue!r} has no partition {number}", f"Give one from 0 to {count - 1}")

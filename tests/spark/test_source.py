@@ -327,6 +327,23 @@ def test_readers_travel_as_they_are(house: House) -> None:
     again.stop()
 
 
+def test_what_was_planned_of_a_queue_is_not_read_of_another_of_its_name(house: House) -> None:
+    for lossy in ("true", "false"):
+        house.make()
+        house.fill(["a"])
+        reader = house.source(failOnDataLoss=lossy).reader(named(["value"]))
+        [part] = reader.partitions()
+        assert house.api.delete(f"/queues/{house.queue}?force=true").is_success
+        house.make()
+        house.fill(["b", "c"])
+        if lossy == "true":
+            with pytest.raises(DataLost, match=r"deleted and made again.*new load"):
+                list(reader.read(part))
+        else:
+            assert list(reader.read(part)) == []
+        assert house.api.delete(f"/queues/{house.queue}?force=true").is_success
+
+
 def test_a_token_is_not_shown() -> None:
     assert "secret" not in repr(Where("http://127.0.0.1:1", "secret"))
 

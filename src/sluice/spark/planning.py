@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sluice.spark.door import Door, QueueOffsets
 from sluice.spark.faults import InvalidOption, Refused
-from sluice.spark.offsets import Sequences
+from sluice.spark.offsets import Incarnations, Sequences
 from sluice.spark.options import EARLIEST, GROUP, LATEST, Positions, ReadOptions
 
 FROM_EARLIEST, FROM_LATEST = -2, -1
@@ -42,6 +42,10 @@ def offsets_of(door: Door, queue: str) -> QueueOffsets:
 
 def latest_of(found: dict[str, QueueOffsets]) -> Sequences:
     return {(queue, one.partition): one.latest for queue, seen in found.items() for one in seen.partitions}
+
+
+def incarnations_of(found: dict[str, QueueOffsets]) -> Incarnations:
+    return {queue: seen.incarnation for queue, seen in found.items()}
 
 
 def earliest_of(found: dict[str, QueueOffsets]) -> Sequences:

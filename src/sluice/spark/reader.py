@@ -39,7 +39,9 @@ class BatchReader(DataSourceReader):
         whatever = options.starting == EARLIEST and options.starting_time is None
         ranges = [
             one
-            for one in ranges_between(first, last, whatever or not options.fail_on_data_loss)
+            for one in ranges_between(
+                first, last, whatever or not options.fail_on_data_loss, planning.incarnations_of(found)
+            )
             if one.end > first[one.queue, one.partition]  # an end before the beginning is an empty range here
         ]
         ranges = [one for part in ranges for one in self._bounds.narrow(part)]
@@ -48,7 +50,9 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Task):
             return iter(())  # how Spark says that there are no partitions
-        return read_task(self._options.where, self._names, partition)
+        return read_task(
+            self._options.where, self._names, partition, may_lose=not self._options.fail_on_data_loss
+        )
 
 
 class NarrowingReader(BatchReader):
