@@ -235,7 +235,15 @@ class QueueExists(QueueError):
 
 
 class QueueFull(QueueError):
-    def __init__(self, name: str, depth: int) -> None:
+    def __init__(self, name: str, depth: int, room: int = 0, batch: int = 0) -> None:
+        """`batch`: so many came at once, and there is `room` for fewer."""
+        if batch:
+            super().__init__(
+                f"queue {name!r} has room for {room} {'message' if room == 1 else 'messages'}, and the batch brings"
+                f" {batch}",
+                "Send smaller batches, add consumers, raise limits.max_queue_depth, or set limits.overflow",
+            )
+            return
         super().__init__(
             f"queue {name!r} is full at {depth} {'message' if depth == 1 else 'messages'}",
             "Add consumers, raise limits.max_queue_depth, or set limits.overflow",

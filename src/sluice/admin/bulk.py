@@ -22,6 +22,7 @@ from sluice.errors import (
     InvalidQueueConfig,
     InvalidQueueName,
     OutOfRange,
+    QueueFull,
     QueueMadeAgain,
     UnknownGroup,
     UnknownPartition,
@@ -35,6 +36,7 @@ from sluice.queues.journal import Frame
 from sluice.queues.names import RESPONSES, fault_of_group, fault_of_name
 from sluice.queues.partition import Partition
 from sluice.queues.queue import Queue
+from sluice.queues.rules import DROP_OLDEST
 from sluice.queues.start import start_floors
 
 AT_ONCE: Final = 2048  # places that are looked up before others get their turn
@@ -369,7 +371,7 @@ class BulkDesk:
             for queue, messages in runs:
                 counts[queue.name] = counts.get(queue.name, 0) + len(messages)
             for queue, _ in runs:
-                check_room(queue, counts[queue.name])
+                _check_room(queue, counts[queue.name])
             for queue, messages in runs:
                 for message in messages if queue.rules.compacted else []:
                     check(queue, message)
@@ -460,6 +462,15 @@ def check_incarnation(queue: Queue, asked: str) -> None:
     """`asked` is empty for those who do not mind."""
     if asked and asked != incarnation_of(queue):
         raise QueueMadeAgain(queue.name, asked, incarnation_of(queue))
+
+
+def _check_room(queue: Queue, count: int) -> None:
+    try:
+        check_room(queue, count)
+    except QueueFull:
+        most, depth = int(queue.rules.max_depth), int(queue.depth)
+        room = most if queue.rules.overflow == DROP_OLDEST else max(0, most - depth)
+        raise QueueFull(queue.name, depth, room, count) from None
 
 
 def _earliest(partition: Partition) -> int:
