@@ -51,11 +51,10 @@ class Where:
     retry_seconds: float = RETRY_SECONDS
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _is_address(self.url):
             raise InvalidOption(
                 f"option url is {self.url!r}",
-                f"Give the HTTP address of the broker, such as {DEFAULT_URL}",
+                f"Give the HTTP address of the broker, such as {DEFAULT_URL}; a port is 1 to 65535",
             )
         if not self.token and not self.token_file:
             object.__setattr__(self, "token", os.environ.get("SLUICE_TOKEN", "").strip())
@@ -355,6 +354,14 @@ class _Busy(Exception):
     def __init__(self, refusal: Refused) -> None:
         super().__init__(refusal.what)
         self.refusal = refusal
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, half an IPv6 address
+        return False
 
 
 def _path_of(queue: str) -> str:

@@ -45,6 +45,12 @@ class StreamCut(SluiceError):
     """An answer that stopped in its middle; what was whole of it is good."""
 
 
+LEFT: Final = (
+    "Read what there is: startingOffsets earliest, or failOnDataLoss=false. Messages are kept until every group has"
+    " settled them, or for limits.retention"
+)
+
+
 class DataLost(SluiceError):
     """Sequences that Spark is to read are not kept any more."""
 

@@ -108,6 +108,14 @@ def at_positions(
                 f"option {option} names partition {beyond[0]} of queue {queue!r}",
                 f"It has {len(found[queue].partitions)}, from 0 on",
             )
+        for partition, latest in found[queue].latest().items():
+            given = parts.get(partition, 0)
+            if given > latest:
+                raise InvalidOption(
+                    f"option {option} says {given} for partition {partition} of queue {queue!r}, whose latest is"
+                    f" {latest}",
+                    f"Give at most {latest}, or -1 for the latest",
+                )
     return {
         (queue, one.partition): {FROM_EARLIEST: one.earliest, FROM_LATEST: one.latest}.get(given, given)
         for queue, seen in found.items()

@@ -9,6 +9,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from sluice.spark import planning
 from sluice.spark.door import Door, row_bytes
+from sluice.spark.faults import LEFT
 from sluice.spark.offsets import Sequences, Task, ranges_between, tasks_for
 from sluice.spark.options import EARLIEST, ReadOptions
 from sluice.spark.pushdown import Bounds
@@ -50,8 +51,9 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Task):
             return iter(())  # how Spark says that there are no partitions
+        options = self._options
         return read_task(
-            self._options.where, self._names, partition, may_lose=not self._options.fail_on_data_loss
+            options.where, self._names, partition, may_lose=not options.fail_on_data_loss, cure=LEFT
         )
 
 

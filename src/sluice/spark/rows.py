@@ -22,13 +22,14 @@ MOST_TOGETHER: Final = 16  # for each row the broker looks at every partition th
 
 
 def read_task(
-    where: Where, names: list[str], task: Task, group: str = "", may_lose: bool = False
+    where: Where, names: list[str], task: Task, group: str = "", may_lose: bool = False, cure: str = ""
 ) -> Iterator[pa.RecordBatch]:
-    """`may_lose`: a queue that was deleted and made again since this was planned has no rows, and that is no fault."""
+    """`may_lose`: a queue that was deleted and made again since this was planned has no rows, and that is no fault.
+    `cure`: what to do about rows that are gone."""
     leave_out_imports()
     with Door(where) as door:
         for ranges in together(task.ranges):
-            yield from read_ranges(door, names, ranges, group, may_lose)
+            yield from read_ranges(door, names, ranges, group, may_lose, cure)
 
 
 def together(ranges: Sequence[Range]) -> list[list[Range]]:
@@ -51,7 +52,12 @@ def together(ranges: Sequence[Range]) -> list[list[Range]]:
 
 
 def read_ranges(
-    door: Door, names: list[str], ranges: Sequence[Range], group: str = "", may_lose: bool = False
+    door: Door,
+    names: list[str],
+    ranges: Sequence[Range],
+    group: str = "",
+    may_lose: bool = False,
+    cure: str = "",
 ) -> Iterator[pa.RecordBatch]:
     """The rows of ranges that are read together, those of each in order. An answer that is cut short (the broker was
     restarted) is taken up again behind the last rows that arrived, so partition and sequence always come along, and are
@@ -83,7 +89,7 @@ def read_ranges(
                     f"{start} to {end} of partition {number}" for number, (start, end) in left.items()
                 )
                 raise DataLost(
-                    f"rows {told} of queue {queue!r} cannot be read whole: {refusal.what}"
+                    f"rows {told} of queue {queue!r} cannot be read whole: {refusal.what}", cure
                 ) from None
             if refusal.code == MADE_AGAIN:
                 if not may_lose:
