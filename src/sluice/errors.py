@@ -235,15 +235,19 @@ class QueueExists(QueueError):
 
 
 class QueueFull(QueueError):
-    def __init__(self, name: str, depth: int, compacted: bool = False) -> None:
-        """A `compacted` queue keeps what its consumers have settled: more of them do not help."""
+    def __init__(self, name: str, depth: int, compacted: bool = False, room: int = 0, batch: int = 0) -> None:
+        """A `compacted` queue keeps what its consumers have settled: more of them do not help. `batch`: so many came at
+        once, and there is `room` for fewer."""
         what = "key" if compacted else "message"
-        super().__init__(
-            f"queue {name!r} is full at {depth} {what}{'' if depth == 1 else 's'}",
-            "End keys that are not needed with an empty payload, raise limits.max_queue_depth, or set limits.overflow"
-            if compacted
-            else "Add consumers, raise limits.max_queue_depth, or set limits.overflow",
-        )
+        cure = "End keys that are not needed with an empty payload" if compacted else "Add consumers"
+        cure += ", raise limits.max_queue_depth, or set limits.overflow"
+        if batch:
+            super().__init__(
+                f"queue {name!r} has room for {room} {what}{'' if room == 1 else 's'}, and the batch brings {batch}",
+                f"Send smaller batches. {cure}",
+            )
+        else:
+            super().__init__(f"queue {name!r} is full at {depth} {what}{'' if depth == 1 else 's'}", cure)
 
 
 class PartitionFull(QueueFull):
@@ -382,6 +386,16 @@ class OutOfRange(QueueError):
         super().__init__(what, do)
         self.earliest = earliest  # of what is kept; -1 where that does not matter
         self.latest = latest
+
+
+class QueueMadeAgain(QueueError):
+    """Sequences of a queue that was deleted, told to the one that has its name now."""
+
+    def __init__(self, queue: str, incarnation: str, now: str) -> None:
+        super().__init__(
+            f"queue {queue!r} was deleted and made again: {incarnation!r} is asked for, and there is {now!r}",
+            "Sequences of the old queue mean nothing in the new one: ask for its offsets, and begin anew",
+        )
 
 
 class UnknownPartition(QueueError):

@@ -115,3 +115,68 @@ def restarted(house: BulkHouse) -> BulkHouse:
 async def stopped(house: BulkHouse) -> None:
     await house.api.aclose()
     house.broker.stop()
+
+
+async def remade(house: BulkHouse, count: int) -> str:
+    """Delete the queue and make it again, with so many messages; which one it is then."""
+    assert (await house.api.delete(f"/queues/{house.queue}?force=true")).is_success
+    await house.make()
+    await house.fill(numbers(count), app=f"again-{house.queue}")
+    return await incarnation(house)
+
+
+async def incarnation(house: BulkHouse, queue: str = "") -> str:
+    told: str = (await house.ok("GET", f"/bulk/queues/{queue or house.queue}/offsets"))["incarnation"]
+    return told
+
+
+async def test_a_queue_that_was_made_again_takes_no_progress_of_the_old_one(house: BulkHouse) -> None:
+    await house.make()
+    await house.fill(numbers(10))
+    old = await incarnation(house)
+    body = {"partitions": {"0": 10}, "create": True, "incarnation": old}
+    assert await house.ok("PUT", progress(house), json=body) == {"partitions": {"0": 10}}
+    assert await remade(house, 20) != old
+    told = await house.no(409, "queue_made_again", "PUT", progress(house), json=body)
+    assert "deleted and made again" in told["message"]
+    assert "begin anew" in told["do"]
+    assert await house.ok("GET", f"/queues/{house.queue}/groups") == []
+    assert (await house.ok("GET", f"/queues/{house.queue}/stats"))["depth"] == 20
+    # Who does not say which queue is meant is taken at its word, as before.
+    body = {"partitions": {"0": 10}, "create": True}
+    assert await house.ok("PUT", progress(house), json=body) == {"partitions": {"0": 10}}
+
+
+async def test_rows_of_a_queue_that_was_made_again_are_not_taken_for_those_of_the_old_one(
+    house: BulkHouse,
+) -> None:
+    await house.make()
+    await house.fill(numbers(10))
+    old = await incarnation(house)
+    assert (await house.rows(incarnation=old)).num_rows == 10
+    assert (await house.ranges({"0": [0, 10]}, incarnation=old)).num_rows == 10
+    new = await remade(house, 20)
+    for path in (
+        f"/bulk/queues/{house.queue}/partitions/0/rows?start=0&end=10&lenient=true&incarnation={old}",
+        f'/bulk/queues/{house.queue}/rows?ranges={{"0":[0,10]}}&lenient=true&incarnation={old}',
+    ):
+        await house.no(409, "queue_made_again", "GET", path)
+    assert (await house.rows(incarnation=new)).num_rows == (await house.rows()).num_rows == 20
+
+
+async def test_a_queue_is_the_same_one_after_a_restart_and_with_another_configuration(
+    own_house: BulkHouse,
+) -> None:
+    house = own_house
+    await house.make()
+    names = [house.queue, *(f"more{nth}" for nth in range(8))]  # moments are rounded up and down
+    for name in names[1:]:
+        await house.ok("POST", "/queues", json={"name": name})
+    before = [await incarnation(house, name) for name in names]
+    assert len(set(before)) == len(names)
+    await house.ok("PUT", f"/queues/{house.queue}/config", json={"partitions": 3})
+    assert await incarnation(house) == before[0]
+    again = restarted(house)
+    assert [await incarnation(again, name) for name in names] == before
+    assert await remade(again, 1) not in before
+    await stopped(again)

@@ -105,6 +105,61 @@ async def test_rows_bring_key_queue_headers_delay_priority_and_id(house: BulkHou
     }  # fmt: skip
 
 
+async def test_headers_that_were_asked_of_a_queue_once_are_not_asked_again(house: BulkHouse) -> None:
+    """Rows as a reader gives them, written back."""
+    await house.make()
+    await house.publish(
+        "a", key="k", delay="1h", message_id="mine", priority=7, properties=[["tenant", "north"]]
+    )
+    read = await house.rows(headers=True, columns="value,headers")
+    assert {"delay", "priority", "partition-key"} <= dict(read.column("headers").to_pylist()[0]).keys()
+    house.queue += "b"
+    await house.make()
+    await house.fill(read)
+    asked = pa.table({"value": [b"b"], "headers": pa.array([[("deliver-at", b"4102444800000"), ("delay", b"x")]],
+                                                         pa.map_(pa.string(), pa.binary()))})  # fmt: skip
+    await house.fill(asked, 1)
+    first, second = (await house.rows(headers=True)).to_pylist()
+    assert dict(first["headers"]) == {"tenant": b"north", "priority": b"7"}
+    assert (first["key"], second["headers"]) == (None, [])
+    assert first["message_id"] != "mine"
+    found = await house.ok("GET", f"/queues/{house.queue}/messages")
+    assert [one["state"] for one in found] == ["waiting", "waiting"]
+    columns = {"priority": pa.array([2]), "key": pa.array([b"z"]), "delay": pa.array(["2h"])}
+    for name, column in columns.items():
+        read = read.append_column(name, column)
+    await house.fill(read, 2)
+    last = (await house.rows(headers=True)).to_pylist()[-1]
+    assert last["key"] == b"z"
+    assert dict(last["headers"]) == {
+        "tenant": b"north", "priority": b"2", "partition-key": b"z", "delay": b"2h"
+    }  # fmt: skip
+
+
+async def test_a_value_that_is_null_is_refused_and_ends_no_key(house: BulkHouse) -> None:
+    await house.make(type="compacted")
+    await house.fill(pa.table({"value": [b"a"], "key": [b"k"]}))
+    path = f"/bulk/stages/app/0?queue={house.queue}"
+    for column in (pa.array([b"b", None], pa.binary()), pa.array([None, None], pa.null())):
+        body = arrow_body(pa.table({"value": column, "key": [b"j", b"k"]}), 1)
+        told = await house.no(400, "invalid_batch", "POST", path, content=body, headers=ARROW)
+        assert f"value is null in row {1 if column.null_count == 1 else 0} of" in told["message"]
+        assert "coalesce" in told["do"] and "cast('' AS binary)" in told["do"]
+    assert (await house.rows()).column("value").to_pylist() == [b"a"]
+    await house.fill(pa.table({"value": [b""], "key": [b"k"]}), 1)
+    assert b"a" not in (await house.rows()).column("value").to_pylist()
+
+
+async def test_a_batch_that_does_not_fit_says_how_much_would(house: BulkHouse) -> None:
+    await house.make(limits={"max_queue_depth": 3})
+    await house.publish("a")
+    stage = await house.stage(values(*(b"%d" % nth for nth in range(5))), 0, f"large-{house.queue}")
+    path, body = f"/bulk/stages/large-{house.queue}/0/commit", {"stages": [stage["stage"]]}
+    told = await house.no(409, "queue_full", "POST", path, json=body)
+    assert "has room for 2 messages, and the batch brings 5" in told["message"]
+    assert "smaller batches" in told["do"]
+
+
 async def test_keys_of_any_bytes_keep_their_partition(house: BulkHouse) -> None:
     await house.make(partitions=5)
     keys = [bytes([nth, 0xFF]) for nth in range(20)]

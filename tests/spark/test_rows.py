@@ -27,7 +27,13 @@ class ScriptedDoor:
         self.columns: list[str] = []
 
     def rows(
-        self, queue: str, ranges: Mapping[int, tuple[int, int]], columns: list[str], lenient: bool, group: str
+        self,
+        queue: str,
+        ranges: Mapping[int, tuple[int, int]],
+        columns: list[str],
+        lenient: bool,
+        group: str,
+        incarnation: str,
     ) -> Iterator[pa.RecordBatch]:
         self.asked.append(dict(ranges))
         self.columns = columns

@@ -10,6 +10,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from sluice.notation import parse_duration
+from sluice.spark.columns import check_written
 from sluice.spark.faults import InvalidOption, Refused
 from sluice.spark.source import SluiceSource
 from sluice.spark.writer import STAGE_BYTES, commit_stages, stage_rows
@@ -30,10 +32,11 @@ def batches(*values: bytes) -> Iterator[pa.RecordBatch]:
         ("value string", {}, "which queue the rows are for. Give the option queue, or a column queue"),
         ("payload string, queue string", {}, r"no place for the column 'payload'.*to_json"),
         ("key string", {"queue": "q"}, "no column value"),
-        ("value struct<a: int>", {"queue": "q"}, r"column value is struct<a:int>.*to_json for a struct"),
+        ("value struct<a: int>", {"queue": "q"}, r"column value is struct<a:int>.*to_json\(value\)"),
         ("value string, priority string", {"queue": "q"}, r"column priority is string. Make it int: cast"),
         ("value string", {"topic": "q"}, r"nobody knows the option 'topic' when writing to a queue.*queue"),
         ("value string", {"queue": "q", "txnAppId": "a"}, "Give both"),
+        ("value string", {"queue": "q", "path": "tasks"}, r"was given 'tasks'.*option\(\"queue\""),
     ],
 )
 def test_rows_that_cannot_be_messages_are_refused_before_anything_runs(
@@ -46,6 +49,37 @@ def test_rows_that_cannot_be_messages_are_refused_before_anything_runs(
             write(kind, False)
         with pytest.raises(InvalidOption, match=r"cannot be overwritten.*append"):
             write(kind, True)
+
+
+@pytest.mark.parametrize(
+    ("column", "expression"),
+    [
+        ("value", "7"),
+        ("value", "1.5D"),
+        ("value", "named_struct('a', 1)"),
+        ("key", "7"),
+        ("key", "current_date()"),
+        ("delay", "5"),
+        ("headers", "map('a', 1)"),
+        ("headers", "map(1, 1.5D)"),
+        ("priority", "'3'"),
+        ("message_id", "7"),
+    ],
+)
+def test_the_cure_of_a_column_is_one_that_spark_takes(
+    column: str, expression: str, spark: SparkSession
+) -> None:
+    rest = [] if column == "value" else ["'v' AS value"]
+    frame = spark.range(1).selectExpr(f"{expression} AS {column}", *rest)
+    with pytest.raises(InvalidOption, match=f"column {column} is") as refused:
+        check_written(frame.schema, "q")
+    cure = refused.value.do.rpartition(": ")[2]
+    cured = frame.selectExpr(f"{cure} AS {column}", *(["value"] if rest else []))
+    assert column in check_written(cured.schema, "q")
+    row = cured.first()
+    assert row is not None
+    if column == "delay":
+        assert parse_duration(row.delay) == 5.0
 
 
 def test_a_task_sends_its_rows_in_pieces_and_nothing_shows_before_the_commit(house: House) -> None:

@@ -23,7 +23,7 @@ from sluice.spark import Door, Where
 from sluice.spark.columns import named, usual_schema
 from sluice.spark.faults import BrokerGone, DataLost, InvalidOption, Refused
 from sluice.spark.offsets import Range
-from sluice.spark.options import READ, WRITE
+from sluice.spark.options import READ, WRITE, read_options
 from sluice.spark.pushdown import Bounds
 from sluice.spark.reader import NarrowingReader
 from tests.brokers import StartBroker
@@ -107,9 +107,35 @@ def test_where_a_batch_read_begins_and_ends(house: House) -> None:
         house.values(startingOffsets=sequences)
     assert house.values(startingOffsets=sequences, failOnDataLoss="false") == ["2"]
     assert house.values() == ["2"]
-    beyond = json.dumps({house.queue: {"0": 99}})
-    with pytest.raises(DataLost, match=r"goes up to 3"):
-        house.values(endingOffsets=beyond, startingOffsets="group", group="g")
+
+
+def test_rows_that_are_gone_are_told_with_what_a_batch_read_can_do(house: House) -> None:
+    house.make(partitions=1)
+    house.fill(["0", "1", "2"])
+    house.door.advance(house.queue, "g", {0: 2}, create=True)
+    with pytest.raises(DataLost, match=r"kept from 2 on.*startingOffsets earliest, or failOnData") as lost:
+        house.values(startingOffsets=json.dumps({house.queue: {"0": 1}}))
+    assert "stream" not in lost.value.do
+
+
+@pytest.mark.parametrize("start", ["earliest", "group", '{"%s": {"0": 1}}'])
+def test_offsets_beyond_the_end_are_refused_with_the_latest(start: str, house: House) -> None:
+    house.make(partitions=1)
+    house.fill(["0", "1", "2"])
+    beyond = json.dumps({house.queue: {"0": 4}})
+    told = rf"says 4 for partition 0 of queue '{house.queue}', whose latest is 3.*at most 3, or -1"
+    given = {"startingOffsets": start.replace("%s", house.queue), "group": "g"}
+    with pytest.raises(InvalidOption, match=f"option endingOffsets {told}"):
+        house.values(endingOffsets=beyond, **given)
+    for lossy in ("true", "false"):
+        with pytest.raises(InvalidOption, match=f"option startingOffsets {told}"):
+            house.values(startingOffsets=beyond, failOnDataLoss=lossy)
+    stream = house.source(startingOffsets=beyond).streamReader(usual_schema(False, False))
+    with pytest.raises(InvalidOption, match=f"option startingOffsets {told}"):
+        stream.initialOffset()
+    stream.stop()
+    latest = json.dumps({house.queue: {"0": 3}})
+    assert house.values(startingOffsets=latest, endingOffsets=latest) == []
 
 
 def test_times_bound_a_batch_read(house: House) -> None:
@@ -194,7 +220,20 @@ def test_a_reader_with_pushdown_fetches_less_and_leaves_the_filters_to_spark(hou
         ({"startingOffsets": '{"q": [1]}'}, "option startingOffsets"),
         ({"startingOffsets": '{"else": {"0": 1}}'}, "names queue 'else', which is not read"),
         ({"startingOffsets": "group"}, "Give the option group"),
-        ({"endingOffsets": "earliest"}, "Give latest, or JSON"),
+        ({"startingOffsets": '{"q": {"0": 1.5}}'}, r"option startingOffsets is .*1\.5"),
+        ({"startingOffsets": '{"q": {"0": true}}'}, "option startingOffsets is .*true"),
+        ({"startingOffsets": '{"q": {"0": -3}}'}, "option startingOffsets is .*-3"),
+        ({"endingOffsets": "earliest"}, "option endingOffsets is 'earliest'. Give latest, or JSON"),
+        ({"endingOffsets": "foo"}, "option endingOffsets is 'foo'. Give latest, or JSON"),
+        ({"endingOffsets": '{"q": {"0": 2.0}}'}, "option endingOffsets"),
+        (
+            {"minOffsetsPerTrigger": "-1"},
+            "option minOffsetsPerTrigger is '-1'. Give a whole number from 0 on",
+        ),
+        (
+            {"minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "5"},
+            "option minOffsetsPerTrigger is 6, and maxOffsetsPerTrigger is 5.*at most",
+        ),
         ({"startingOffsets": "latest", "startingTimestamp": "2030-01-01"}, "both given"),
         ({"startingTimestamp": "yesterday"}, "option startingTimestamp.*2030-01-31T12:00:00Z"),
         ({"minPartitions": "0"}, "option minPartitions is '0'. Give a whole number from 1 on"),
@@ -203,6 +242,8 @@ def test_a_reader_with_pushdown_fetches_less_and_leaves_the_filters_to_spark(hou
         ({"token": "a", "tokenFile": "b"}, "token and tokenFile are both given"),
         ({"tokenFile": "/nowhere/token"}, "option tokenFile: /nowhere/token cannot be read.*every executor"),
         ({"url": "localhost:8080"}, "option url is 'localhost:8080'.*http://127.0.0.1:8080"),
+        ({"url": "http://127.0.0.1:99999"}, "option url is 'http://127.0.0.1:99999'.*a port is 1 to 65535"),
+        ({"url": "http://[::1"}, r"option url is 'http://\[::1'"),
         ({"path": "tasks"}, r"load\(\) was given 'tasks'.*subscribe"),
         ({"subscribe": "not/there"}, "option subscribe names 'not/there', and there is no such queue"),
     ],
@@ -211,6 +252,11 @@ def test_a_wrong_option_is_named_with_its_cure(options: dict[str, str], told: st
     house.fill(["x"])
     with pytest.raises(InvalidOption, match=told):
         house.read(**options)
+
+
+def test_the_defaults_of_the_guide_can_be_given(house: House) -> None:
+    options = read_options(house.options(minOffsetsPerTrigger="0", endingOffsets="latest"), streaming=False)
+    assert options == read_options(house.options(), streaming=False)
 
 
 def test_a_stream_refuses_an_end(house: House) -> None:
@@ -325,6 +371,23 @@ def test_readers_travel_as_they_are(house: House) -> None:
     assert json.dumps(again.initialOffset()) == json.dumps(start)
     reader.stop()
     again.stop()
+
+
+def test_what_was_planned_of_a_queue_is_not_read_of_another_of_its_name(house: House) -> None:
+    for lossy in ("true", "false"):
+        house.make()
+        house.fill(["a"])
+        reader = house.source(failOnDataLoss=lossy).reader(named(["value"]))
+        [part] = reader.partitions()
+        assert house.api.delete(f"/queues/{house.queue}?force=true").is_success
+        house.make()
+        house.fill(["b", "c"])
+        if lossy == "true":
+            with pytest.raises(DataLost, match=r"deleted and made again.*new load"):
+                list(reader.read(part))
+        else:
+            assert list(reader.read(part)) == []
+        assert house.api.delete(f"/queues/{house.queue}?force=true").is_success
 
 
 def test_a_token_is_not_shown() -> None:

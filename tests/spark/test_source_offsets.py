@@ -17,6 +17,8 @@ from sluice.spark.offsets import (
     Sequences,
     admit,
     from_json,
+    incarnations_in,
+    made_again,
     ranges_between,
     shared_out,
     split,
@@ -33,6 +35,16 @@ def test_equal_offsets_are_written_alike(found: Sequences) -> None:
     turned = dict(reversed(list(found.items())))
     assert json.dumps(to_json(found)) == json.dumps(to_json(turned))
     assert from_json(json.loads(json.dumps(to_json(found)))) == found
+
+
+def test_which_queue_it_was_is_written_down_where_it_is_known() -> None:
+    found = {("b", 0): 2, ("a", 1): 5}
+    offset = to_json(found, {"b": "2-7", "a": "1-7", "gone": "3-7"})
+    assert json.dumps(offset["incarnations"]) == '{"a": "1-7", "b": "2-7"}'
+    assert (from_json(offset), incarnations_in(offset)) == (found, {"a": "1-7", "b": "2-7"})
+    assert to_json(found, {"a": ""}) == to_json(found), "a broker that does not tell"
+    assert incarnations_in(to_json(found)) == {}
+    assert made_again({"a": "1-7", "b": "2-7", "c": ""}, {"a": "9-9", "c": "3-7"}) == {"a"}
 
 
 def test_partitions_are_written_in_the_order_of_their_numbers() -> None:

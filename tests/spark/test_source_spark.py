@@ -116,3 +116,33 @@ def test_a_failing_stream_tells_what_to_do(spark: SparkSession, house: House, tm
     )
     with pytest.raises(StreamingQueryException, match=r"is kept from 1 on.*failOnDataLoss=false"):
         query.awaitTermination()
+
+
+def test_a_stream_knows_from_its_checkpoint_that_its_queue_was_made_again(
+    spark: SparkSession, house: House, tmp_path: Path
+) -> None:
+    table, checkpoint = str(tmp_path / "table"), str(tmp_path / "checkpoint")
+
+    def run(**options: str) -> None:
+        query = (
+            house.stream(spark, group="g", **options)
+            .selectExpr("cast(value AS string)")
+            .writeStream.format("parquet")
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start(table)
+        )
+        query.awaitTermination()
+
+    house.make()
+    house.fill(["a", "b"])
+    run()
+    assert house.api.delete(f"/queues/{house.queue}?force=true").is_success
+    house.make()
+    house.fill(["c", "d", "e"])
+    with pytest.raises(StreamingQueryException, match=r"deleted and made again.*new checkpointLocation"):
+        run()
+    assert house.depth() == 3
+    run(failOnDataLoss="false")
+    assert sorted(row.value for row in spark.read.parquet(table).collect()) == ["a", "b", "c", "d", "e"]
+    assert house.lag("g") == 0

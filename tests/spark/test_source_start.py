@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from sluice.spark import Door, Where, session
 from sluice.spark.faults import InvalidOption, NoJava
 from sluice.spark.java import check_java
+from sluice.spark.session import LARGE_CHUNKS, settings_for
 from tests.brokers import StartBroker
 from tests.conformance.conftest import Certificates, certificates
 from tests.spark.conftest import BEFORE_ANY_STREAM, House, stream_variables
@@ -38,10 +39,25 @@ def test_without_java_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
         check_java()
 
 
+def test_java_of_a_local_session_keeps_the_memory_of_batches_unless_it_is_told_otherwise() -> None:
+    name = "spark.driver.defaultJavaOptions"
+    local = settings_for("local[2]", {"spark.driver.extraJavaOptions": "-Xss4m"})
+    assert local[name] == "-Dio.netty.allocator.maxOrder=11"
+    assert local["spark.driver.extraJavaOptions"] == "-Xss4m", "Spark puts ours before it"
+    given = settings_for("local[2]", {name: "-Xint", "spark.driver.host": "10.0.0.1"})
+    assert (given[name], given["spark.driver.host"]) == ("-Xint", "10.0.0.1")
+    assert name not in settings_for("spark://far:7077", {}), "its executors are told by spark.executor...."
+    assert name not in settings_for("", {})
+
+
 def test_a_session_has_what_people_forget(spark: SparkSession) -> None:
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
     assert spark.sparkContext.master == "local[2,3]"
     assert spark.conf.get("spark.driver.host") == "127.0.0.1"
+    assert spark.conf.get("spark.driver.defaultJavaOptions") == LARGE_CHUNKS
+    java = spark.sparkContext._jvm
+    assert java is not None
+    assert java.java.lang.System.getProperty("io.netty.allocator.maxOrder") == "11"
 
 
 def test_a_stream_adds_nothing_to_what_all_streams_share(

@@ -262,6 +262,73 @@ def test_a_queue_that_was_made_again_is_told_or_read_anew(house: House) -> None:
         assert planner.batch() == numbers(50, 53)
 
 
+def make_again(house: House, values: list[str]) -> None:
+    assert house.api.delete(f"/queues/{house.queue}?force=true").is_success
+    house.make()
+    house.fill(values)
+
+
+@pytest.mark.parametrize("group", [{}, {"group": "g"}], ids=["alone", "group"])
+@pytest.mark.parametrize("length", [10, 15])
+def test_a_queue_that_was_made_again_and_is_as_long_is_known_for_another(
+    length: int, group: dict[str, str], house: House
+) -> None:
+    house.make()
+    house.fill(numbers(0, 10))
+    with planning(house, **group) as planner:
+        assert planner.batch() == numbers(0, 10)
+        end = planner.start
+        make_again(house, numbers(50, 50 + length))
+        with pytest.raises(DataLost, match=r"deleted and made again.*new checkpointLocation"):
+            planner.batch()
+    assert house.depth() == length, "nothing of the new one is settled unread"
+    with planning(house, end, **group, failOnDataLoss="false", maxOffsetsPerTrigger="8") as planner:
+        assert planner.batch() == numbers(50, 58)
+        assert planner.batch() == numbers(58, 50 + length)
+        assert planner.batch() == []
+        if group:
+            assert house.lag("g") == 0
+
+
+def test_a_batch_that_was_planned_of_a_queue_is_not_read_of_another_of_its_name(house: House) -> None:
+    house.make()
+    house.fill(numbers(0, 10))
+    with planning(house, group="g") as planner:
+        start = planner.start
+        planner.batch()
+        end = planner.start
+    make_again(house, numbers(50, 70))
+    with planning(house, start, group="g") as planner, pytest.raises(DataLost, match="made again"):
+        planner.values(start, end)
+    with planning(house, start, failOnDataLoss="false") as planner:
+        assert planner.values(start, end) == []
+        planner.start = end
+        assert planner.batch() == numbers(50, 70)
+
+
+def test_a_checkpoint_that_does_not_know_which_queue_it_is_of_goes_on_and_learns_it(house: House) -> None:
+    house.make()
+    house.fill(numbers(0, 10))
+    old = {"v": 1, "queues": {house.queue: {"0": 4}}}
+    with planning(house, old, group="g") as planner:
+        assert planner.batch() == numbers(4, 10)
+        assert planner.start["incarnations"] == {house.queue: house.door.offsets(house.queue).incarnation}
+        make_again(house, numbers(50, 70))
+        with pytest.raises(DataLost, match="made again"):
+            planner.batch()
+
+
+def test_a_queue_that_appears_is_kept_for_the_group_from_its_beginning(house: House) -> None:
+    one, two = f"{house.queue}/one", f"{house.queue}/two"
+    house.fill(["a"], one)
+    later = {"group": "g", "startingOffsets": "latest", "maxOffsetsPerTrigger": "1"}
+    with planning(house, subscribePattern=f"{house.queue}/.*", **later) as planner:
+        house.fill(["b", "c"], two, key="k")
+        assert planner.batch() == ["b"]
+        assert house.lag("g", two) == 2
+        assert planner.batch() == ["c"]
+
+
 async def test_a_group_with_consumers_over_mqtt_is_refused(house: House) -> None:
     house.make()
     house.fill(["a"])

@@ -22,6 +22,7 @@ from sluice.errors import (
     InvalidQueueConfig,
     InvalidQueueName,
     OutOfRange,
+    QueueMadeAgain,
     UnknownGroup,
     UnknownPartition,
 )
@@ -53,6 +54,7 @@ class PartitionOffsets:
 @dataclass(frozen=True, slots=True)
 class QueueOffsets:
     queue: str
+    incarnation: str  # see `incarnation_of`
     partitions: list[PartitionOffsets]
     dead_letters: bool  # it is the dead-letter queue of some queue: its messages have a story
 
@@ -174,6 +176,7 @@ class BulkDesk:
         each = int(queue.bytes) / live if live else 0.0
         return QueueOffsets(
             queue.name,
+            incarnation_of(queue),
             [
                 PartitionOffsets(
                     int(one.number), _earliest(one), int(one.committed), round(each * int(one.live))
@@ -204,11 +207,13 @@ class BulkDesk:
         most: int,
         most_bytes: int,
         group: str = "",
+        incarnation: str = "",
     ) -> Slice:
         """The next part of a range. What is not kept any more is refused, unless `lenient`. For a group, what is for
         another one alone is left out; and whatever it waits for is kept, so that nothing before the earliest is
         missed."""
         queue = self._hands.queue(name)
+        check_incarnation(queue, incarnation)
         partition = _partition(queue, number)
         reader = _group(queue, group) if group and (not lenient or group in queue.groups) else None
         _check_range(partition, start, end, lenient, reader is not None)
@@ -259,12 +264,19 @@ class BulkDesk:
         return _floors(_group(queue, group))
 
     async def advance(
-        self, name: str, group: str, ends: dict[int, int], create: bool, start: str
+        self,
+        name: str,
+        group: str,
+        ends: dict[int, int],
+        create: bool,
+        start: str,
+        incarnation: str = "",
     ) -> dict[int, int]:
         """Let a group be done with everything below these sequences; never backwards. Answered when it is kept."""
         hands = self._hands
         hands.begin()
         queue = hands.queue(name)
+        check_incarnation(queue, incarnation)
         floors = start_floors(queue, start)
         for number, end in ends.items():
             partition = _partition(queue, number)
@@ -434,6 +446,20 @@ class BulkDesk:
                 append_some(hands.engine, queue, messages, at, end)
                 at = end
             await hands.breathe()
+
+
+def incarnation_of(queue: Queue) -> str:
+    """By what a queue is told from another of the same name, before it or after it: sequences are those of one
+    incarnation. Its number is never given twice by one store, and the time of its making tells it from those of
+    another store (in memory, emptied, salvaged). Both are kept, and outlast restarts and moves to another node.
+    The time is rounded as the journal does it, so that it is the same before and after it was read back."""
+    return f"{int(queue.qid)}-{int(queue.created_at * 1000.0 + 0.5)}"
+
+
+def check_incarnation(queue: Queue, asked: str) -> None:
+    """`asked` is empty for those who do not mind."""
+    if asked and asked != incarnation_of(queue):
+        raise QueueMadeAgain(queue.name, asked, incarnation_of(queue))
 
 
 def _earliest(partition: Partition) -> int:

@@ -25,6 +25,10 @@ LAST_MOMENT: Final = 253_402_300_799_000  # milliseconds since 1970
 COLUMNS: Final = ("value", "key", "queue", "headers", "delay", "priority", "message_id", "letter")
 SHORT: Final = 1000
 KEYED: Final = b"\x26\x00\x0dpartition-key"  # how the user property of a key begins
+# What the publisher asked of a queue, among the headers of the message that was read: whoever writes them back does not
+# ask it again. There are columns for it (key, delay, message_id). A priority is of the message, and goes along with it.
+ASKED_ONCE: Final = ("partition-key", "delay", "deliver-at", "message-id")
+PRIORITY: Final = "priority"
 _OWN: Final = {"content-type": 0x03, "response-topic": 0x08, "correlation-data": 0x09}
 
 
@@ -68,6 +72,15 @@ def look_through(stage: Stage) -> int:
         _check_schema(stage, stream.schema)
         for batch in stream:
             batch.validate(full=True)
+            values = batch.column("value")
+            if values.null_count:
+                row = rows + values.is_null().to_pylist().index(True)
+                raise _wrong(
+                    stage,
+                    f"value is null in row {row} of a stage",
+                    "Leave such rows out, or say what is meant: coalesce(value, ...); cast('' AS binary) is an empty"
+                    " payload, which ends its key in a compacted queue",
+                )
             rows += batch.num_rows
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, ValueError, KeyError) as fault:
         raise _wrong(stage, f"the body is no Arrow stream ({fault})", "Send an Arrow IPC stream") from None
@@ -232,7 +245,8 @@ class _Maker:
         return _wrong(self._stage, f"row {self._row} of stage {self._stage.name}: {what}", do)
 
     def _properties(self, pairs: Any, wishes: dict[str, bytes]) -> bytes:
-        """Headers as the encoded properties of a PUBLISH; what they ask of the queue goes to `wishes`."""
+        """Headers as the encoded properties of a PUBLISH. They ask nothing of the queue but a priority: into
+        `wishes`."""
         parts: list[bytes] = []
         for name, value in pairs:
             text = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
@@ -240,9 +254,9 @@ class _Maker:
             own = _OWN.get(text)
             if own is not None:
                 parts.append(self._own_property(own, text, data))
-            elif text in ("partition-key", "delay", "deliver-at", "priority", "message-id"):
+            elif text == PRIORITY:
                 wishes[text] = data
-            else:
+            elif text not in ASKED_ONCE:
                 parts.append(self._pair(text.encode("utf-8", "replace"), data))
         return b"".join(parts)
 
@@ -291,14 +305,10 @@ class _Maker:
                 if data not in (b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8", b"9"):
                     raise self._refuse(f"priority is {data.decode(errors='replace')}", "Give 0 to 9")
                 message.priority = int(data)
-            elif name == "delay":
+            else:
                 if not data:
                     continue
                 message.deliver_at = self._delayed(data.decode("utf-8", "replace"))
-            else:
-                if not data.isdigit() or int(data) > LAST_MOMENT:
-                    raise self._refuse("deliver-at is no time", "Give milliseconds since 1970")
-                message.deliver_at = int(data)
             kept.append(self._pair(name.encode(), data))
         message.props = b"".join(kept) + message.props
 

@@ -148,15 +148,12 @@ def _write(out: NoteWriter, app: str, fence: Fence) -> None:
 def check_room(queue: Queue, count: i64) -> None:
     """Refuse a batch that a queue has no room for and no way to make some. Nothing is refused once it has begun."""
     rules = queue.rules
-    if rules.overflow == DROP_OLDEST:
-        fits = count <= rules.max_depth
-    elif rules.overflow == DEAD_LETTER and rules.dlq_enabled:
-        fits = True
-    else:
-        fits = queue.depth + count <= rules.max_depth
-    if not fits:
+    if rules.overflow == DEAD_LETTER and rules.dlq_enabled:
+        return
+    room = rules.max_depth if rules.overflow == DROP_OLDEST else max(0, rules.max_depth - queue.depth)
+    if count > room:
         queue.refused += 1
-        raise QueueFull(queue.name, int(queue.depth), rules.compacted)
+        raise QueueFull(queue.name, int(queue.depth), rules.compacted, int(room), int(count))
 
 
 def append_some(engine: Engine, queue: Queue, messages: list[Message], start: i64, end: i64) -> i64:

@@ -103,11 +103,7 @@ def check_written(schema: StructType, queue: str) -> list[str]:
             continue  # the option decides
         kind = column.dataType.simpleString()
         if kind not in taken and kind != "void":
-            raise InvalidOption(
-                f"column {column.name} is {kind}",
-                f"Make it {taken[0]}: cast({column.name} AS {taken[0]})"
-                + ("; to_json for a struct" if column.name == "value" else ""),
-            )
+            raise InvalidOption(f"column {column.name} is {kind}", _cure(column.name, kind))
         names.append(column.name)
     if "value" not in names:
         raise InvalidOption(
@@ -119,6 +115,22 @@ def check_written(schema: StructType, queue: str) -> list[str]:
             "nothing says which queue the rows are for", "Give the option queue, or a column queue"
         )
     return names
+
+
+def _cure(name: str, kind: str) -> str:
+    """How to make a column what is taken, in words that Spark takes: it casts no number to binary, and the text of a
+    number is no duration."""
+    if name == "priority":
+        return "Make it int: cast(priority AS int)"
+    if name == "delay":
+        return "Make it a text such as '5m'; a number of seconds: concat(delay, 's')"
+    if name == HEADERS:
+        if kind.startswith("map<"):
+            return "Make it map<string,string>: cast(headers AS map<string,string>)"
+        return "Make it map<string,string>: map('colour', colour, 'size', string(size))"
+    if kind.startswith(("struct<", "array<", "map<")):
+        return f"Make it string: to_json({name})"
+    return f"Make it string: cast({name} AS string)"
 
 
 def named(names: Iterable[str]) -> StructType:

@@ -51,11 +51,10 @@ class Where:
     retry_seconds: float = RETRY_SECONDS
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _is_address(self.url):
             raise InvalidOption(
                 f"option url is {self.url!r}",
-                f"Give the HTTP address of the broker, such as {DEFAULT_URL}",
+                f"Give the HTTP address of the broker, such as {DEFAULT_URL}; a port is 1 to 65535",
             )
         if not self.token and not self.token_file:
             object.__setattr__(self, "token", os.environ.get("SLUICE_TOKEN", "").strip())
@@ -87,6 +86,7 @@ class QueueOffsets:
     queue: str
     dead_letters: bool
     partitions: tuple[PartitionOffsets, ...]
+    incarnation: str = ""  # another one after the queue was deleted and made again
 
     def latest(self) -> dict[int, int]:
         return {one.partition: one.latest for one in self.partitions}
@@ -145,6 +145,7 @@ class Door:
                 PartitionOffsets(one["partition"], one["earliest"], one["latest"], one["bytes"])
                 for one in told["partitions"]
             ),
+            told.get("incarnation", ""),
         )
 
     def offsets_at(self, queue: str, seconds: float) -> dict[int, int]:
@@ -159,10 +160,11 @@ class Door:
         columns: list[str],
         lenient: bool = False,
         group: str = "",
+        incarnation: str = "",
     ) -> Iterator[pa.RecordBatch]:
         """The kept messages of ranges, by partition: those of one in order, between one another as they lie in the log.
         Once and without a second try: `StreamCut` says that the rest is missing. With a group: without those that are
-        for another one alone."""
+        for another one alone. With an incarnation: of this queue, and no other that has its name by now."""
         import pyarrow as pa  # whoever only asks for progress can do without
 
         query = urlencode(
@@ -171,6 +173,7 @@ class Door:
                 "columns": ",".join(columns),
                 "lenient": "true" if lenient else "false",
                 "group": group,
+                **({"incarnation": incarnation} if incarnation else {}),
             }
         )
         path = f"{_path_of(queue)}/rows?{query}"
@@ -200,10 +203,19 @@ class Door:
         return _sequences(self._ask("GET", _progress_path(queue, group)))
 
     def advance(
-        self, queue: str, group: str, ends: dict[int, int], create: bool = False, start: str = "earliest"
+        self,
+        queue: str,
+        group: str,
+        ends: dict[int, int],
+        create: bool = False,
+        start: str = "earliest",
+        incarnation: str = "",
     ) -> dict[int, int]:
-        """Settle everything below `ends` for the group, never backwards; where it stands then."""
+        """Settle everything below `ends` for the group, never backwards; where it stands then. With an incarnation:
+        refused if the queue is another one by now."""
         body = {"partitions": {str(one): end for one, end in ends.items()}, "create": create, "start": start}
+        if incarnation:
+            body["incarnation"] = incarnation
         return _sequences(self._ask("PUT", _progress_path(queue, group), body))
 
     # ---- writing
@@ -342,6 +354,14 @@ class _Busy(Exception):
     def __init__(self, refusal: Refused) -> None:
         super().__init__(refusal.what)
         self.refusal = refusal
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, half an IPv6 address
+        return False
 
 
 def _path_of(queue: str) -> str:

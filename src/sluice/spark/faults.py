@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from sluice.errors import ConfigError, SluiceError
+
+MADE_AGAIN: Final = "queue_made_again"  # the code of a refusal
+ANEW: Final = (
+    "Begin anew, with a new load() or, for a stream, a new checkpointLocation; failOnDataLoss=false reads the new queue"
+    " from its beginning"
+)
 
 
 class InvalidOption(ConfigError):
@@ -39,12 +45,19 @@ class StreamCut(SluiceError):
     """An answer that stopped in its middle; what was whole of it is good."""
 
 
+LEFT: Final = (
+    "Read what there is: startingOffsets earliest, or failOnDataLoss=false. Messages are kept until every group has"
+    " settled them, or for limits.retention"
+)
+
+
 class DataLost(SluiceError):
     """Sequences that Spark is to read are not kept any more."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, do: str = "") -> None:
         super().__init__(
             what,
-            "Messages are kept until every group has settled them: give the stream a group of its own (option group)."
-            " To go on with what is left: failOnDataLoss=false",
+            do
+            or "Messages are kept until every group has settled them: give the stream a group of its own (option"
+            " group). To go on with what is left: failOnDataLoss=false",
         )

@@ -2,7 +2,11 @@
 
 Spark keeps an offset in its checkpoint as JSON and compares it as text, so equal offsets must be written alike:
 
-    {"v": 1, "queues": {"tasks/image": {"0": 120, "1": 95}}}      the next sequence of each partition, sorted
+    {"v": 1, "queues": {"tasks/image": {"0": 120, "1": 95}},      the next sequence of each partition, sorted
+     "incarnations": {"tasks/image": "7-1893456000123"}}          which queue of that name they are of
+
+Sequences mean nothing in a queue that was deleted and made again, which has another incarnation. Checkpoints of before
+have none, and get them with their next batch.
 
 A batch is the range from one offset to the next. Planned again after a crash, the same two offsets give the same
 ranges, and so the same rows.
@@ -12,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import pairwise
 from math import ceil
@@ -28,14 +32,17 @@ TASK_BYTES: Final = 1 << 30  # what a task reads at most, about: some five secon
 ROW_BYTES: Final = 1024  # where nobody has looked yet
 Place = tuple[str, int]  # queue and partition
 Sequences = dict[Place, int]
+Incarnations = dict[str, str]  # by queue; one that is not in it, or empty, is not known
 
 
-def to_json(sequences: Mapping[Place, int]) -> dict[str, Any]:
+def to_json(sequences: Mapping[Place, int], incarnations: Mapping[str, str] | None = None) -> dict[str, Any]:
     """As Spark keeps it."""
     queues: dict[str, dict[str, int]] = {}
     for (queue, partition), sequence in sorted(sequences.items()):
         queues.setdefault(queue, {})[str(partition)] = sequence
-    return {"v": VERSION, "queues": queues}
+    offset: dict[str, Any] = {"v": VERSION, "queues": queues}
+    known = {queue: incarnations[queue] for queue in queues if incarnations and incarnations.get(queue)}
+    return {**offset, "incarnations": known} if known else offset
 
 
 def from_json(offset: Mapping[str, Any]) -> Sequences:
@@ -54,6 +61,19 @@ def from_json(offset: Mapping[str, Any]) -> Sequences:
         ) from None
 
 
+def incarnations_in(offset: Mapping[str, Any]) -> Incarnations:
+    return {queue: str(one) for queue, one in offset.get("incarnations", {}).items()}
+
+
+def made_again(then: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
+    """The queues that are not the ones they were."""
+    return {queue for queue, one in then.items() if one and now.get(queue) and now[queue] != one}
+
+
+def without(sequences: Mapping[Place, int], queues: set[str]) -> Sequences:
+    return {(queue, part): seq for (queue, part), seq in sequences.items() if queue not in queues}
+
+
 @dataclass(frozen=True)
 class Range:
     """A part of a partition. `lenient`: what is not kept any more is left out, and no loss."""
@@ -63,9 +83,15 @@ class Range:
     start: int
     end: int
     lenient: bool = False
+    incarnation: str = ""  # of the queue; empty if not known
 
 
-def ranges_between(start: Mapping[Place, int], end: Mapping[Place, int], lenient: bool) -> list[Range]:
+def ranges_between(
+    start: Mapping[Place, int],
+    end: Mapping[Place, int],
+    lenient: bool,
+    incarnations: Mapping[str, str] | None = None,
+) -> list[Range]:
     """What lies between two offsets.
 
     A partition that `start` does not know is new, and read from its beginning on. One that ends before it starts
@@ -74,10 +100,11 @@ def ranges_between(start: Mapping[Place, int], end: Mapping[Place, int], lenient
     found = []
     for place, last in sorted(end.items()):
         first = start.get(place)
+        one = (incarnations or {}).get(place[0], "")
         if first is None or last < first:
-            found.append(Range(*place, 0, last, True))
+            found.append(Range(*place, 0, last, True, one))
         else:
-            found.append(Range(*place, first, last, lenient))
+            found.append(Range(*place, first, last, lenient, one))
     return [one for one in found if one.start < one.end]
 
 
@@ -92,7 +119,7 @@ def split(ranges: list[Range], least: int) -> list[Range]:
         length = one.end - one.start
         pieces = min(length, max(1, round(least * length / total)))
         cuts = [one.start + length * nth // pieces for nth in range(pieces + 1)]
-        found += [Range(one.queue, one.partition, first, last, one.lenient) for first, last in pairwise(cuts)]
+        found += [replace(one, start=first, end=last) for first, last in pairwise(cuts)]
     return found
 
 

@@ -123,8 +123,13 @@ class _Given:
 
         return self.read(name, reading, default, "Give true or false")
 
-    def positions(self, name: str, default: str | Positions) -> str | Positions:
-        return self.read(name, _positions, default, f"Give {_POSITIONS}")
+    def positions(self, name: str, default: str | Positions, words: tuple[str, ...]) -> str | Positions:
+        """Sequences, or one of these words."""
+
+        def reading(text: str) -> str | Positions:
+            return text.lower() if text.lower() in words else _positions(text)
+
+        return self.read(name, reading, default, f"Give {', '.join(words)}, or {_SEQUENCES}")
 
     def where(self) -> Where:
         told: dict[str, Any] = {
@@ -163,12 +168,12 @@ def read_options(given: Mapping[str, str], streaming: bool) -> ReadOptions:
         )
     told.read("subscribePattern", _pattern, "", "Give a regular expression for whole names, such as tasks/.*")
     group = told.text("group")
-    starting = told.positions("startingOffsets", GROUP if streaming and group else EARLIEST)
-    ending = told.positions("endingOffsets", LATEST)
+    starting = told.positions(
+        "startingOffsets", GROUP if streaming and group else EARLIEST, (EARLIEST, LATEST, GROUP)
+    )
+    ending = told.positions("endingOffsets", LATEST, (LATEST,))
     if starting == GROUP and not group:
         raise InvalidOption("option startingOffsets is group, and there is none", "Give the option group")
-    if ending in (GROUP, EARLIEST):
-        raise InvalidOption(f"option endingOffsets is {ending}", "Give latest, or JSON")
     for moment, offsets in (
         ("startingTimestamp", "startingOffsets"),
         ("endingTimestamp", "endingOffsets"),
@@ -180,6 +185,12 @@ def read_options(given: Mapping[str, str], streaming: bool) -> ReadOptions:
             "a stream has no end, and endingOffsets or endingTimestamp is given",
             "Use spark.read, or trigger(availableNow=True), which ends at what is there when it begins",
         )
+    fewest, most = told.count("minOffsetsPerTrigger", 0), told.count("maxOffsetsPerTrigger")
+    if most and fewest > most:
+        raise InvalidOption(
+            f"option minOffsetsPerTrigger is {fewest}, and maxOffsetsPerTrigger is {most}",
+            "Wait for at most as many as a batch may have",
+        )
     return ReadOptions(
         where=told.where(),
         queues=queues,
@@ -189,9 +200,9 @@ def read_options(given: Mapping[str, str], streaming: bool) -> ReadOptions:
         starting_time=told.read("startingTimestamp", _moment, None, _TIMES),
         ending=ending,
         ending_time=told.read("endingTimestamp", _moment, None, _TIMES),
-        max_offsets=told.count("maxOffsetsPerTrigger"),
+        max_offsets=most,
         max_bytes=told.read("maxBytesPerTrigger", _bytes, 0, "Give bytes, or a size such as 16m"),
-        min_offsets=told.count("minOffsetsPerTrigger"),
+        min_offsets=fewest,
         max_delay=told.read("maxTriggerDelay", _seconds, 900.0, "Give a duration, such as 15m"),
         min_partitions=told.count("minPartitions"),
         fail_on_data_loss=told.switch("failOnDataLoss", True),
@@ -203,6 +214,11 @@ def read_options(given: Mapping[str, str], streaming: bool) -> ReadOptions:
 def write_options(given: Mapping[str, str]) -> WriteOptions:
     """For a writer."""
     told = _Given(given, WRITE, "writing to")
+    if told.text("path"):
+        raise InvalidOption(
+            f"save() or start() was given {told.text('path')!r}",
+            'Name the queue by .option("queue", ...), and say save() or start()',
+        )
     app, version = told.text("txnAppId"), told.count("txnVersion", 0)
     if bool(app) != bool(told.text("txnVersion")):
         raise InvalidOption(
@@ -212,24 +228,23 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     return WriteOptions(told.where(), told.text("queue").removeprefix("$queue/"), app, version)
 
 
-_POSITIONS: Final = (
-    'earliest, latest, group, or JSON such as {"tasks/image": {"0": 120, "1": -2}} (-2 earliest, -1 latest)'
-)
+_SEQUENCES: Final = 'JSON such as {"tasks/image": {"0": 120, "1": -1}} (-2 earliest, -1 latest)'
 _TIMES: Final = (
     "Give a time such as 2030-01-31T12:00:00Z (UTC unless it names a zone), or milliseconds since 1970"
 )
 
 
-def _positions(text: str) -> str | Positions:
-    if text.lower() in (EARLIEST, LATEST, GROUP):
-        return text.lower()
-    found = {
-        queue.removeprefix("$queue/"): {int(one): int(seq) for one, seq in parts.items()}
+def _positions(text: str) -> Positions:
+    return {
+        queue.removeprefix("$queue/"): {int(one): _sequence(seq) for one, seq in parts.items()}
         for queue, parts in json.loads(text).items()
     }
-    if any(seq < -2 for parts in found.values() for seq in parts.values()):
+
+
+def _sequence(told: object) -> int:
+    if type(told) is not int or told < -2:  # 1.5 is no sequence, and true is not 1
         raise ValueError
-    return found
+    return told
 
 
 def _pattern(text: str) -> str:

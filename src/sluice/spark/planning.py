@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sluice.spark.door import Door, QueueOffsets
 from sluice.spark.faults import InvalidOption, Refused
-from sluice.spark.offsets import Sequences
+from sluice.spark.offsets import Incarnations, Sequences
 from sluice.spark.options import EARLIEST, GROUP, LATEST, Positions, ReadOptions
 
 FROM_EARLIEST, FROM_LATEST = -2, -1
@@ -42,6 +42,10 @@ def offsets_of(door: Door, queue: str) -> QueueOffsets:
 
 def latest_of(found: dict[str, QueueOffsets]) -> Sequences:
     return {(queue, one.partition): one.latest for queue, seen in found.items() for one in seen.partitions}
+
+
+def incarnations_of(found: dict[str, QueueOffsets]) -> Incarnations:
+    return {queue: seen.incarnation for queue, seen in found.items()}
 
 
 def earliest_of(found: dict[str, QueueOffsets]) -> Sequences:
@@ -104,6 +108,14 @@ def at_positions(
                 f"option {option} names partition {beyond[0]} of queue {queue!r}",
                 f"It has {len(found[queue].partitions)}, from 0 on",
             )
+        for partition, latest in found[queue].latest().items():
+            given = parts.get(partition, 0)
+            if given > latest:
+                raise InvalidOption(
+                    f"option {option} says {given} for partition {partition} of queue {queue!r}, whose latest is"
+                    f" {latest}",
+                    f"Give at most {latest}, or -1 for the latest",
+                )
     return {
         (queue, one.partition): {FROM_EARLIEST: one.earliest, FROM_LATEST: one.latest}.get(given, given)
         for queue, seen in found.items()

@@ -9,6 +9,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from sluice.spark import planning
 from sluice.spark.door import Door, row_bytes
+from sluice.spark.faults import LEFT
 from sluice.spark.offsets import Sequences, Task, ranges_between, tasks_for
 from sluice.spark.options import EARLIEST, ReadOptions
 from sluice.spark.pushdown import Bounds
@@ -39,7 +40,9 @@ class BatchReader(DataSourceReader):
         whatever = options.starting == EARLIEST and options.starting_time is None
         ranges = [
             one
-            for one in ranges_between(first, last, whatever or not options.fail_on_data_loss)
+            for one in ranges_between(
+                first, last, whatever or not options.fail_on_data_loss, planning.incarnations_of(found)
+            )
             if one.end > first[one.queue, one.partition]  # an end before the beginning is an empty range here
         ]
         ranges = [one for part in ranges for one in self._bounds.narrow(part)]
@@ -48,7 +51,10 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Task):
             return iter(())  # how Spark says that there are no partitions
-        return read_task(self._options.where, self._names, partition)
+        options = self._options
+        return read_task(
+            options.where, self._names, partition, may_lose=not options.fail_on_data_loss, cure=LEFT
+        )
 
 
 class NarrowingReader(BatchReader):

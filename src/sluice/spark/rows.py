@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -10,19 +11,25 @@ import pyarrow as pa
 
 from sluice.spark.columns import PARTITION, SEQUENCE
 from sluice.spark.door import Door, Where
-from sluice.spark.faults import BrokerGone, DataLost, Refused, StreamCut
+from sluice.spark.faults import ANEW, MADE_AGAIN, BrokerGone, DataLost, Refused, StreamCut
 from sluice.spark.heap import leave_out_imports
 from sluice.spark.offsets import Range, Task
+
+log = logging.getLogger(__name__)
 
 LOOK_ROWS: Final = 128
 MOST_TOGETHER: Final = 16  # for each row the broker looks at every partition that is read with it
 
 
-def read_task(where: Where, names: list[str], task: Task, group: str = "") -> Iterator[pa.RecordBatch]:
+def read_task(
+    where: Where, names: list[str], task: Task, group: str = "", may_lose: bool = False, cure: str = ""
+) -> Iterator[pa.RecordBatch]:
+    """`may_lose`: a queue that was deleted and made again since this was planned has no rows, and that is no fault.
+    `cure`: what to do about rows that are gone."""
     leave_out_imports()
     with Door(where) as door:
         for ranges in together(task.ranges):
-            yield from read_ranges(door, names, ranges, group)
+            yield from read_ranges(door, names, ranges, group, may_lose, cure)
 
 
 def together(ranges: Sequence[Range]) -> list[list[Range]]:
@@ -34,7 +41,8 @@ def together(ranges: Sequence[Range]) -> list[list[Range]]:
         if (
             last
             and len(last) < MOST_TOGETHER
-            and (last[0].queue, last[0].lenient) == (one.queue, one.lenient)
+            and (last[0].queue, last[0].lenient, last[0].incarnation)
+            == (one.queue, one.lenient, one.incarnation)
             and all(other.partition != one.partition for other in last)
         ):
             last.append(one)
@@ -44,18 +52,23 @@ def together(ranges: Sequence[Range]) -> list[list[Range]]:
 
 
 def read_ranges(
-    door: Door, names: list[str], ranges: Sequence[Range], group: str = ""
+    door: Door,
+    names: list[str],
+    ranges: Sequence[Range],
+    group: str = "",
+    may_lose: bool = False,
+    cure: str = "",
 ) -> Iterator[pa.RecordBatch]:
     """The rows of ranges that are read together, those of each in order. An answer that is cut short (the broker was
     restarted) is taken up again behind the last rows that arrived, so partition and sequence always come along, and are
     dropped here if nobody wants them."""
-    queue, lenient = ranges[0].queue, ranges[0].lenient
+    queue, lenient, incarnation = ranges[0].queue, ranges[0].lenient, ranges[0].incarnation
     asked = [*names, *(name for name in (PARTITION, SEQUENCE) if name not in names)]
     left = {one.partition: (one.start, one.end) for one in ranges}
     cut_at: float | None = None  # the first time since something arrived
     while left:
         try:
-            for batch in door.rows(queue, left.copy(), asked, lenient, group):
+            for batch in door.rows(queue, left.copy(), asked, lenient, group, incarnation):
                 for partition, last in _reached(batch, len(left)).items():
                     end = left[partition][1]
                     if last + 1 < end:
@@ -76,8 +89,13 @@ def read_ranges(
                     f"{start} to {end} of partition {number}" for number, (start, end) in left.items()
                 )
                 raise DataLost(
-                    f"rows {told} of queue {queue!r} cannot be read whole: {refusal.what}"
+                    f"rows {told} of queue {queue!r} cannot be read whole: {refusal.what}", cure
                 ) from None
+            if refusal.code == MADE_AGAIN:
+                if not may_lose:
+                    raise DataLost(refusal.what, ANEW) from None
+                log.warning("%s; what the old one had is left out", refusal.what)
+                return
             raise
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from sluice.spark.faults import InvalidOption
@@ -18,7 +19,20 @@ MASTER: Final = (
     "local[*,3]"  # all cores; three tries for a task: plain local[*] gives up at the first failure
 )
 LOOPBACK: Final = "127.0.0.1"
+# Arrow takes a batch of 8 MB as one buffer; netty's pool has chunks of 4 MiB and would take each such buffer from the
+# system anew, page by page. With chunks of 16 MiB it is used again.
+LARGE_CHUNKS: Final = "-Dio.netty.allocator.maxOrder=11"
 SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"  # spark-submit has started us, and Java runs already
+
+
+def settings_for(master: str, given: Mapping[str, str]) -> dict[str, str]:
+    """The settings of a session; those that are given count."""
+    told = {"spark.ui.showConsoleProgress": "false"}  # it writes over whatever else a program says
+    if master.startswith("local"):
+        # Nobody outside has business with a driver that has no executors, and a host name may lead nowhere.
+        told |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
+        told["spark.driver.defaultJavaOptions"] = LARGE_CHUNKS
+    return {**told, **given}
 
 
 def session(app: str = "sluice", master: str = "", **settings: str) -> SparkSession:
@@ -36,16 +50,11 @@ def session(app: str = "sluice", master: str = "", **settings: str) -> SparkSess
         check_java()
     chosen = master or ("" if submitted else MASTER)
     builder = SparkSession.builder.appName(app)
-    told = {"spark.ui.showConsoleProgress": "false"}  # it writes over whatever else a program says
     if chosen:
         builder = builder.master(chosen)
-        if chosen.startswith("local"):
-            # Nobody outside has business with a driver that has no executors, and a host name may lead nowhere.
-            told |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
-            os.environ.setdefault(
-                "SPARK_LOCAL_IP", LOOPBACK
-            )  # else Spark begins with two warnings about names
-    for name, value in {**told, **settings}.items():
+    if chosen.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)  # else Spark begins with two warnings about names
+    for name, value in settings_for(chosen, settings).items():
         builder = builder.config(name, value)
     if not chosen.startswith("local") or SparkSession.getActiveSession() is not None:
         return steady(builder.getOrCreate())

@@ -29,16 +29,21 @@ from pyspark.sql.streaming.datasource import (
 from sluice.errors import SluiceError
 from sluice.spark import planning
 from sluice.spark.door import Door, QueueOffsets, row_bytes
-from sluice.spark.faults import DataLost, InvalidOption, Refused
+from sluice.spark.faults import ANEW, MADE_AGAIN, DataLost, InvalidOption, Refused
 from sluice.spark.offsets import (
     ROW_BYTES,
+    Incarnations,
+    Place,
     Sequences,
     Task,
     admit,
     from_json,
+    incarnations_in,
+    made_again,
     ranges_between,
     tasks_for,
     to_json,
+    without,
 )
 from sluice.spark.options import EARLIEST, LATEST, ReadOptions
 from sluice.spark.rows import read_task
@@ -57,11 +62,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._names = names
         self._door: Door | None = None  # of the planner; the copies that read open their own
-        self._initial: Sequences | None = None
+        self._initial: dict[str, Any] | None = None
         self._target: Sequences | None = None  # where a run with availableNow ends
-        self._latest: Sequences = {}
+        self._latest: dict[str, Any] | None = None
         self._row_bytes: float = ROW_BYTES  # by the last look
-        self._settled: Sequences = {}
+        self._settled: dict[Place, tuple[int, str]] = {}  # the sequence, and the incarnation of its queue
         self._idle_since = 0.0  # since when too little waits for a batch
 
     # ---- what Spark asks the planner
@@ -71,10 +76,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:
             options, door = self._options, self._open()
             found = planning.look(door, options)
-            for queue in found:
-                self._join(door, queue)
-            self._initial = planning.starting(door, options, found)
-        return to_json(self._initial)
+            start = EARLIEST
+            if options.starting_time is not None:
+                start = f"@{options.starting_time:.3f}"
+            elif options.starting == LATEST:
+                start = LATEST
+            for seen in found.values():
+                self._join(door, seen, start)
+            self._initial = to_json(planning.starting(door, options, found), planning.incarnations_of(found))
+        return self._initial
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._target = planning.latest_of(planning.look(self._open(), self._options))
@@ -92,11 +102,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next batch goes. Waits a second for news if there are none."""
-        begin = from_json(start)
-        self._settle(begin)
-        found = self._look(begin)
-        latest = planning.latest_of(found)
-        self._latest = latest
+        begin, then = from_json(start), incarnations_in(start)
+        self._settle(begin, then)
+        found = self._look(begin, then)
+        begin = self._begun(begin, then, found)
+        latest, now = planning.latest_of(found), planning.incarnations_of(found)
+        self._latest = to_json(latest, now)
         self._row_bytes = row_bytes(found.values())
         self._check(begin, found)
         if self._target is not None:
@@ -106,18 +117,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         latest = {**begin, **latest}  # a queue that is gone stays where it was
         if not isinstance(limit, ReadAllAvailable):
             latest = self._limited(begin, latest, found)
-        return to_json(latest)
+        return to_json(latest, {**then, **{queue: one for queue, one in now.items() if one}})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        return to_json(self._latest) if self._latest else None
+        return self._latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         options = self._options
-        ranges = ranges_between(from_json(start), from_json(end), not options.fail_on_data_loss)
+        now = incarnations_in(end)
+        begin = without(from_json(start), made_again(incarnations_in(start), now))
+        ranges = ranges_between(begin, from_json(end), not options.fail_on_data_loss, now)
         return tasks_for(ranges, options.min_partitions, self._row_bytes)
 
     def commit(self, end: dict[str, Any]) -> None:
-        self._settle(from_json(end))
+        self._settle(from_json(end), incarnations_in(end))
 
     def stop(self) -> None:
         if self._door is not None:
@@ -128,7 +141,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Task)
-        return read_task(self._options.where, self._names, partition, self._options.group)
+        options = self._options
+        return read_task(
+            options.where, self._names, partition, options.group, may_lose=not options.fail_on_data_loss
+        )
 
     # ---- looking
 
@@ -137,13 +153,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._door = Door(self._options.where)
         return self._door
 
-    def _look(self, begin: Sequences) -> dict[str, QueueOffsets]:
+    def _look(self, begin: Sequences, then: Incarnations) -> dict[str, QueueOffsets]:
         """How far the queues go, after a while if that is no further than `begin`."""
         door = self._open()
         until = time.monotonic() + WAIT_SECONDS
         while True:
             found = self._look_once(door, begin)
-            if self._target is not None or self._has_news(begin, found):
+            known = without(begin, made_again(then, planning.incarnations_of(found)))
+            if self._target is not None or self._has_news(known, found):
                 return found
             if len(found) == 1 and self._options.queues:
                 [(queue, seen)] = found.items()
@@ -170,8 +187,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if options.takes(queue):
                 self._lost(f"queue {queue!r} is not there any more")
         for queue in sorted(found.keys() - known):
-            self._join(door, queue)
+            self._join(door, found[queue])
         return found
+
+    def _begun(self, begin: Sequences, then: Incarnations, found: dict[str, QueueOffsets]) -> Sequences:
+        """`begin` without the queues that were deleted and made again: sequences of the old one would skip what is in
+        the new one, however long it is."""
+        others = made_again(then, planning.incarnations_of(found))
+        for queue in sorted(others):
+            self._lost(
+                f"queue {queue!r} was deleted and made again: Spark has read the one that was {then[queue]!r}, and"
+                f" there is {found[queue].incarnation!r}",
+                ANEW,
+            )
+            self._join(self._open(), found[queue])
+        return without(begin, others)
 
     def _has_news(self, begin: Sequences, found: dict[str, QueueOffsets]) -> bool:
         """Whether it is worth a batch."""
@@ -196,7 +226,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if start > one.latest:
                     self._lost(
                         f"partition {one.partition} of queue {queue!r} goes up to {one.latest}, and Spark has read"
-                        f" up to {start}: the queue was deleted and made again, or its broker's data are others"
+                        f" up to {start}: the queue was deleted and made again, or its broker's data are others",
+                        ANEW,
                     )
             if not self._options.group:  # what a group waits for is kept; the rest was not for it
                 self._check_kept(seen, {part: seq for (one, part), seq in begin.items() if one == queue})
@@ -209,9 +240,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f" read up to {begin[one.partition]} only"
                 )
 
-    def _lost(self, what: str) -> None:
+    def _lost(self, what: str, do: str = "") -> None:
         if self._options.fail_on_data_loss:
-            raise DataLost(what)
+            raise DataLost(what, do)
         log.warning("%s; going on with what there is (failOnDataLoss=false)", what)
 
     def _limited(self, begin: Sequences, latest: Sequences, found: dict[str, QueueOffsets]) -> Sequences:
@@ -230,23 +261,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---- the group
 
-    def _join(self, door: Door, queue: str) -> None:
-        """Make the group, so that messages are kept for it from now on; refused while others consume in it."""
+    def _join(self, door: Door, seen: QueueOffsets, start: str = EARLIEST) -> None:
+        """Make the group, so that messages are kept for it from now on; refused while others consume in it. Queues that
+        come later are read from their beginning, whatever the options say of the first start."""
         options = self._options
         if not options.group:
             return
-        start = EARLIEST
-        if options.starting_time is not None:
-            start = f"@{options.starting_time:.3f}"
-        elif options.starting == LATEST:
-            start = LATEST
         try:
-            floors = door.advance(queue, options.group, {}, create=True, start=start)
-            door.advance(queue, options.group, floors)
+            which = seen.incarnation
+            floors = door.advance(seen.queue, options.group, {}, create=True, start=start, incarnation=which)
+            door.advance(seen.queue, options.group, floors, incarnation=which)
         except Refused as refusal:
+            if refusal.code == MADE_AGAIN:
+                raise DataLost(refusal.what, ANEW) from None
             raise InvalidOption(f"option group is {options.group!r}: {refusal.what}", refusal.do) from None
 
-    def _settle(self, done: Sequences) -> None:
+    def _settle(self, done: Sequences, then: Incarnations) -> None:
         """Let the group be done with what Spark is done with. Should that fail, the next call says it again: a batch
         that is written must not fail because of a cursor."""
         group = self._options.group
@@ -254,24 +284,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         for queue in sorted({queue for queue, _ in done if self._options.takes(queue)}):
             ends = {part: seq for (one, part), seq in done.items() if one == queue}
-            if all(self._settled.get((queue, part)) == seq for part, seq in ends.items()):
+            which = then.get(queue, "")
+            if all(self._settled.get((queue, part)) == (seq, which) for part, seq in ends.items()):
                 continue
             try:
-                self._advance(queue, ends)
+                self._advance(queue, ends, which)
             except DataLost:
                 raise
             except SluiceError as fault:
                 log.warning("the group %s of %s does not follow yet: %s", group, queue, fault)
             else:
-                self._settled.update({(queue, part): seq for part, seq in ends.items()})
+                self._settled.update({(queue, part): (seq, which) for part, seq in ends.items()})
 
-    def _advance(self, queue: str, ends: dict[int, int]) -> None:
+    def _advance(self, queue: str, ends: dict[int, int], which: str) -> None:
         """A group that is gone, or new to this checkpoint, was not there to keep what Spark has not read yet."""
         door, group = self._open(), self._options.group
         try:
-            door.advance(queue, group, ends)
+            door.advance(queue, group, ends, incarnation=which)
         except Refused as refusal:
             if refusal.code != "unknown_group":
                 raise
             self._check_kept(door.offsets(queue), ends)
-            door.advance(queue, group, ends, create=True)
+            door.advance(queue, group, ends, create=True, incarnation=which)

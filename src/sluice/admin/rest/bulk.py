@@ -36,7 +36,7 @@ from sluice.bulk.pace import Pace
 from sluice.bulk.reading import LocalReading, Part, Reading, Wanted, Workshop
 from sluice.bulk.stages import Stages, Upload
 from sluice.clock import steady_time
-from sluice.errors import NoArrow, SluiceError
+from sluice.errors import NoArrow, QueueMadeAgain, SluiceError
 
 router = APIRouter(prefix="/api/v1/bulk", dependencies=[Depends(queues_are_on)], tags=["bulk"])
 
@@ -175,6 +175,9 @@ class HowQuery(BaseModel):
         default=False, description="Leave out what is not kept any more instead of refusing"
     )
     group: str = Field(default="", description="For this group: without what is for another one alone")
+    incarnation: str = Field(
+        default="", description="As the offsets tell it: refused (409) if the queue was made again since"
+    )
 
 
 class RowsQuery(HowQuery):
@@ -203,6 +206,11 @@ class NewProgress(Progress):
         default="earliest",
         description="Where a new group begins: earliest, latest, a sequence, a time",
         json_schema_extra={"pattern": rf"^(|earliest|latest|[0-9]{{1,18}}|{TIME_PATTERN})$"},
+    )
+    incarnation: str = Field(
+        default="",
+        description="Of the queue whose sequences these are, as the offsets tell it: refused (409) if it was made "
+        "again since",
     )
 
 
@@ -238,6 +246,9 @@ class PartitionOffsets(BaseModel):
 
 class Offsets(BaseModel):
     queue: str
+    incarnation: str = Field(
+        description="Another one after the queue was deleted and made again: its sequences then begin anew"
+    )
     dead_letters: bool = Field(description="Its rows have the columns of dead letters")
     partitions: list[PartitionOffsets]
 
@@ -294,6 +305,7 @@ async def offsets(request: Request, name: QueueName, query: Annotated[OffsetsQue
             task.cancel()
     return Offsets(
         queue=found.queue,
+        incarnation=found.incarnation,
         dead_letters=found.dead_letters,
         partitions=[
             PartitionOffsets(
@@ -409,6 +421,8 @@ async def read_ranges(request: Request, name: QueueName, query: Annotated[Ranges
 async def _stream_of(request: Request, name: str, parts: list[Part], query: HowQuery) -> Response:
     door = door_of(request)
     found = await ask(request, lambda service: service.bulk.offsets(name))
+    if query.incarnation and query.incarnation != found.incarnation:
+        raise QueueMadeAgain(found.queue, query.incarnation, found.incarnation)
     names = [one.strip() for one in query.columns.split(",") if one.strip()] or arrow.usual(
         query.headers, found.dead_letters
     )
@@ -423,7 +437,15 @@ async def _stream_of(request: Request, name: str, parts: list[Part], query: HowQ
         return await ask(
             request,
             lambda service: service.bulk.slice(
-                name, part.partition, at, part.end, query.lenient, most, most_bytes, query.group
+                name,
+                part.partition,
+                at,
+                part.end,
+                query.lenient,
+                most,
+                most_bytes,
+                query.group,
+                found.incarnation,  # an answer has rows of one queue alone
             ),
         )
 
@@ -460,7 +482,9 @@ async def set_progress(request: Request, name: QueueName, group: GroupName, told
     return _floors(
         await ask(
             request,
-            lambda service: service.bulk.advance(name, group, told.partitions, told.create, told.start),
+            lambda service: service.bulk.advance(
+                name, group, told.partitions, told.create, told.start, told.incarnation
+            ),
             COMMIT_SECONDS,
         )
     )
