@@ -136,7 +136,10 @@ class Endless:
     def __init__(self, asked: Event) -> None:
         self.looks = 0
         self.is_stopped = False
-        self.recentProgress = [SimpleNamespace(batchId=nth, numInputRows=10 * nth) for nth in range(3)]
+        sink = SimpleNamespace(numOutputRows=-1)
+        self.recentProgress = [
+            SimpleNamespace(batchId=nth, numInputRows=10 * nth, sink=sink) for nth in range(3)
+        ]
         self._asked = asked
 
     def awaitTermination(self, seconds: float) -> bool:
