@@ -291,8 +291,11 @@ def test_what_fails_what_flows_and_what_is_missing_is_told(
     house.fill(["x", "y"], queue=f"{house.queue}/in", message_id=["one", "two"])
     page = tmp_path / "flow.html"
     told = sluice(
-        "flow", "-q", f"{house.queue}/in", "--window", "1h", "--to", str(page), "--json", house=house
+        *("flow", "-q", f"{house.queue}/in", "--window", "1h", "--to", str(page), "--json"),
+        *("--since", "key"),  # which is no time
+        house=house,
     )
+    assert "--since 'key' with --until 'timestamp' gives no time for any message" in told.stderr
     assert json.loads(told.stdout)["messages"] == 2 and "<svg" in page.read_text()
 
     log = tmp_path / "published.json"
