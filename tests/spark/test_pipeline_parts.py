@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -167,10 +168,11 @@ def test_only_a_stream_with_a_memory_says_that_it_goes_on_the_next_time(
 ) -> None:
     visit = sparking.SparkVisit("flow", Where("http://127.0.0.1:1", "", None), False)
     for remembers in (False, True):
-        stream: Any = Endless(asked := Event())
+        asked = Event()
+        start: Any = partial(Endless, asked)
         with pytest.MonkeyPatch.context() as known:
-            known.setattr(streaming, "asked_to_stop", lambda asked=asked: nullcontext(asked))
-            streaming.run_stream(visit, "watching", lambda stream=stream: stream, False, None, remembers)
+            known.setattr(streaming, "asked_to_stop", partial(nullcontext, asked))
+            streaming.run_stream(visit, "watching", start, False, None, remembers)
         said = capsys.readouterr().err
         assert "watching; Ctrl-C stops it" in said and ("the next time" in said) == remembers
 
