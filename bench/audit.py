@@ -68,6 +68,7 @@ def main() -> None:
         taken = time.monotonic() - began
     odd = wanted.rows // EVERY
     expected = {
+        "without an id": 0,
         "missing": odd,
         "not archived": odd,
         "never published": 0,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from typer.testing import CliRunner
 
 from sluice.cli import app
 from sluice.cli.options import VARIABLES
@@ -47,3 +48,9 @@ def test_every_example_is_a_command() -> None:
 def test_every_variable_is_told() -> None:
     for name in VARIABLES:
         assert f"`{name}`" in PAGE
+
+
+def test_help_shows_no_type_behind_an_option_that_takes_no_value() -> None:
+    for name in ("sluice", "sluice pipeline", "sluice pipeline archive", "sluice serve", "sluice user add"):
+        shown = CliRunner().invoke(app, [*name.split()[1:], "--help"], env={"COLUMNS": "150"}).output
+        assert "--help" in shown and "bool" not in shown.lower().replace("boolean", ""), name

@@ -7,9 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as f
 
 from sluice.spark.faults import InvalidOption
-from sluice.spark.pipelines import audit, compact, dead_letters, flow, redrive, replay, transform
+from sluice.spark.pipelines import (
+    archive,
+    audit,
+    compact,
+    dead_letters,
+    flow,
+    homes,
+    redrive,
+    replay,
+    tables,
+    transform,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -131,6 +143,8 @@ def test_flow_counts_windows_and_times_messages_however_a_time_is_written(spark:
     assert flow.summary(untimed, "1m")["latency"] is None
     with pytest.raises(InvalidOption, match="--since"):
         flow.windows(frame, "60 seconds", "no_such_column")
+    with pytest.raises(InvalidOption, match=r"--since 'headers\[' cannot be used: \w+"):
+        flow.windows(frame, "60 seconds", "headers[")
 
 
 def test_an_audit_finds_what_is_missing_and_what_is_double(spark: SparkSession) -> None:
@@ -151,6 +165,7 @@ def test_an_audit_finds_what_is_missing_and_what_is_double(spark: SparkSession) 
     )
     assert verdict.ids == {"published": 5, "acked": 3, "dead": 1, "archived": 4}
     assert verdict.faults == {
+        "without an id": 0,
         "missing": 2,
         "not archived": 1,
         "never published": 1,
@@ -166,6 +181,11 @@ def test_an_audit_finds_what_is_missing_and_what_is_double(spark: SparkSession) 
     }
     assert not verdict.is_good
     assert audit.judge({"published": side("a"), "acked": side("a")}).is_good
+    nameless = audit.identified(spark.createDataFrame([("a",), (None,), (None,)], "id string"))
+    verdict = audit.judge({"published": nameless, "acked": side("a")})
+    assert (verdict.ids, verdict.examples) == ({"published": 1, "acked": 1}, {})
+    assert {name: found for name, found in verdict.faults.items() if found} == {"without an id": 2}
+    assert not verdict.is_good
     with pytest.raises(InvalidOption, match="compares"):
         audit.judge({"published": side("a")})
 
@@ -194,6 +214,33 @@ def test_a_whole_query_may_repair_letters_if_it_keeps_their_names(letters: DataF
     assert (shown["before"], shown["after"]) == ('{"n": NaN}', "new")
 
 
+def test_a_repair_that_would_lose_or_double_something_is_refused_whole(letters: DataFrame) -> None:
+    def judged(**how: Any) -> int:
+        return redrive.preview(redrive.repaired(letters, **how), letters)[0]
+
+    with pytest.raises(InvalidOption, match=r"dead letter L1 is NULL.*coalesce"):
+        judged(changes=["value = get_json_object(text, '$.none')"])
+    with pytest.raises(InvalidOption, match=r"dead letter L1 2 times"):
+        judged(sql="SELECT letter, explode(array('a', 'b')) AS value FROM letters WHERE letter = 'L1'")
+    with pytest.raises(InvalidOption, match=r"L1 does not say which queue"):
+        judged(changes=["queue = cast(NULL AS string)"])
+    with pytest.raises(InvalidOption, match=r"L1 would be put back into the queue of dead letters"):
+        judged(changes=["queue = 'dlq/jobs'"])
+    elsewhere = redrive.repaired(letters, changes=["queue = 'dlq/others'"])
+    assert {row["queue"] for row in elsewhere.collect()} == {"dlq/others"}
+    assert judged(where="reason = 'timeout'") == 1
+
+
+def test_only_letters_of_the_queue_are_its_own(letters: DataFrame) -> None:
+    shared = letters.withColumn(
+        "original_queue", f.when(f.col("message_id") == "L1", "other").otherwise("jobs")
+    )
+    shared = shared.withColumn("queue", f.lit("ops/failed"))
+    assert [row["message_id"] for row in homes.own(shared, "other").collect()] == ["L1"]
+    [row] = redrive.repaired(homes.own(shared, "other")).collect()
+    assert (row["home"], row["queue"]) == ("ops/failed", "other")
+
+
 def test_the_last_value_of_a_key_wins_and_an_empty_one_may_end_it(spark: SparkSession) -> None:
     rows = [
         message(1, "old", key="a"),
@@ -212,6 +259,10 @@ def test_a_transformation_gives_messages(spark: SparkSession, tmp_path: Path) ->
     frame = spark.createDataFrame([message(1, "7"), message(2, "8")], MESSAGES)
     result = transform.by_sql(frame, "SELECT int(text) * 2 AS value, key, 'even' AS note FROM messages")
     assert result.columns == ["value", "key"]
+    parts = transform.by_sql(frame, "SELECT struct(text AS n) AS value, array(text) AS key FROM messages")
+    assert [(bytes(row["value"]), bytes(row["key"])) for row in parts.limit(1).collect()] == [
+        (b'{"n":"7"}', b'["7"]')
+    ]
     with pytest.raises(InvalidOption, match="value"):
         transform.by_sql(frame, "SELECT key FROM messages")
     file = tmp_path / "own.py"
@@ -234,3 +285,17 @@ def test_a_replayed_message_is_a_new_one_that_tells_where_it_comes_from(spark: S
     headers = {name: bytes(data) for name, data in found[1]["headers"].items()}
     assert headers == {"site": b"south", "replayed-from": b"m3"}
     assert "message_id" not in found[0].asDict()
+
+
+def test_an_archive_of_messages_and_letters_is_read_with_the_columns_of_both(
+    spark: SparkSession, letters: DataFrame, tmp_path: Path
+) -> None:
+    table = tables.open_table(tmp_path)
+    table.add("work", 0, archive.archived(spark.createDataFrame([message(1, "a")], MESSAGES)))
+    table.add("dead", 0, archive.archived(letters))
+    assert {row["reason"] for row in table.read(spark).collect()} == {
+        None,
+        "rejected",
+        "max_retries",
+        "timeout",
+    }

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -18,9 +20,10 @@ import typer
 from pyspark.errors import AnalysisException, StreamingQueryException
 from typer.testing import CliRunner
 
-from sluice.cli import app, sparking
+from sluice.cli import app, sparking, streaming
 from sluice.cli.failures import Failure
 from sluice.cli.moments import moment
+from sluice.cli.options import Where
 from sluice.markup import element
 from sluice.spark import home
 from sluice.spark.faults import InvalidOption
@@ -136,7 +139,10 @@ class Endless:
     def __init__(self, asked: Event) -> None:
         self.looks = 0
         self.is_stopped = False
-        self.recentProgress = [SimpleNamespace(batchId=nth, numInputRows=10 * nth) for nth in range(3)]
+        sink = SimpleNamespace(numOutputRows=-1)
+        self.recentProgress = [
+            SimpleNamespace(batchId=nth, numInputRows=10 * nth, sink=sink) for nth in range(3)
+        ]
         self._asked = asked
 
     def awaitTermination(self, seconds: float) -> bool:
@@ -155,6 +161,20 @@ def test_a_stream_that_is_asked_to_stop_ends_with_a_summary() -> None:
     done = running.run(lambda: stream, once=False, asked=asked)
     assert stream.is_stopped and stream.looks == 3
     assert (done.rows, done.batches, done.restarts) == (30, 2, 0)
+
+
+def test_only_a_stream_with_a_memory_says_that_it_goes_on_the_next_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    visit = sparking.SparkVisit("flow", Where("http://127.0.0.1:1", "", None), False)
+    for remembers in (False, True):
+        asked = Event()
+        start: Any = partial(Endless, asked)
+        with pytest.MonkeyPatch.context() as known:
+            known.setattr(streaming, "asked_to_stop", partial(nullcontext, asked))
+            streaming.run_stream(visit, "watching", start, False, None, remembers)
+        said = capsys.readouterr().err
+        assert "watching; Ctrl-C stops it" in said and ("the next time" in said) == remembers
 
 
 class Broken(Endless):

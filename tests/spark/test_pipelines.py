@@ -133,6 +133,36 @@ def test_a_repaired_letter_goes_back_once_to_the_group_that_failed_it(
     assert (house.lag("w"), house.lag("other"), dead(house)) == (3, 2, 0)
 
 
+def test_dead_letters_lie_where_the_queue_sends_them_and_stay_when_they_are_archived(
+    house: House, spark: SparkSession, tmp_path: Path
+) -> None:
+    home, other = f"failed-{house.queue}", f"other-{house.queue}"
+    for queue in (house.queue, other):
+        house.make(queue, dlq_config={"topic": home})
+    asyncio.run(house.reject(b"bad"))
+    told = {
+        queue: json.loads(sluice("dead-letters", "-q", queue, "--json", house=house).stdout)
+        for queue in (house.queue, other)
+    }
+    assert (told[house.queue]["letters"], told[other]["letters"]) == (1, 0)
+    found = json.loads(sluice("dead-letters", "--json", house=house).stdout)["causes"]
+    assert house.queue in {cause["queue"] for cause in found}
+
+    words = ["archive", "-q", home, "--to", str(tmp_path / "letters"), "--once", "--json"]
+    first, second = (json.loads(sluice(*words, house=house).stdout) for _ in range(2))
+    assert (first["rows"], second["rows"], first["lag"]) == (1, 0, None)
+    assert house.depth(home) == 1 and not house.api.get(f"/queues/{home}/groups").json()
+    assert json.loads(sluice("redrive", "-q", house.queue, "--yes", "--json", house=house).stdout) == {
+        "put_back": 1,
+        "skipped": 0,
+    }
+    assert (house.depth(home), kept(house)) == (0, Counter(["bad"]))
+    house.fill(["worse"], queue=home)
+    last = json.loads(sluice(*words, "--settle", house=house).stdout)
+    assert (last["rows"], last["lag"], house.depth(home)) == (1, 0, 0)
+    assert values(tmp_path / "letters", spark) == Counter(["bad", "worse"])
+
+
 FUNCTION = """
 from pyspark.sql import functions as f
 
@@ -154,6 +184,7 @@ def test_a_queue_becomes_another_with_sql_or_a_function_with_memory(
     words = ["transform", "-q", house.queue, "--to", f"{house.queue}/twice", "--once", "--json"]
     ran = sluice(*words, "--sql", query, "--checkpoint", str(tmp_path / "sql"), house=house)
     assert ran.exit_code == 0, ran.stderr
+    assert {name: json.loads(ran.stdout)[name] for name in ("rows", "written")} == {"rows": 2, "written": 1}
     [row] = house.read(subscribe=f"{house.queue}/twice", includeHeaders="true")
     assert (row["value"], row["key"], dict(row["headers"])["by"]) == (b"2", b"1", b"sql")
 
@@ -180,6 +211,10 @@ def test_a_queue_becomes_another_with_sql_or_a_function_with_memory(
         *words, "--sql", "SELECT nothing FROM messages", "--checkpoint", str(tmp_path / "x"), house=house
     )
     assert wrong.exit_code == 2 and "nothing" in wrong.stderr and len(wrong.stderr.splitlines()) <= 3
+    sql = ["--sql", "SELECT value, 12 AS priority FROM messages", "--checkpoint", str(tmp_path / "y")]
+    wrong = sluice(*words, *sql, "--group", "new", house=house)
+    assert wrong.exit_code == 1 and "priority is 12" in wrong.stderr
+    assert f"sluice group delete {house.queue} new" in wrong.stderr
 
 
 def test_a_replay_that_was_cut_short_goes_on_behind_what_it_had_published(
@@ -210,7 +245,7 @@ def test_a_replay_that_was_cut_short_goes_on_behind_what_it_had_published(
 
 
 def test_the_last_values_are_kept_up_to_date_in_a_table_or_a_queue(
-    house: House, spark: SparkSession, tmp_path: Path
+    house: House, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house.make(partitions=2)
     table = tmp_path / "last"
@@ -223,9 +258,21 @@ def test_the_last_values_are_kept_up_to_date_in_a_table_or_a_queue(
     assert seen == [(2, 1, ["a2"]), (1, 2, ["a2", "b1"]), (1, 2, ["a3", "b1"]), (1, 1, ["a3"])]
     assert house.lag("compact") == 0
 
-    house.fill(["c1", "c2"], queue=f"{house.queue}/source", key="c")
-    done = compact.to_queue(spark, Queues(house.where), f"{house.queue}/source", f"{house.queue}/target")
-    assert (done.read, done.keys, kept(house, f"{house.queue}/target")) == (2, 1, Counter(["c2"]))
+    source, target = f"{house.queue}/source", f"{house.queue}/target"
+    house.fill(["c1", "c2"], queue=source, key="c")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / source).mkdir(parents=True)  # a directory of the same name is another thing
+    done = json.loads(sluice("compact", "-q", source, "--to-queue", target, "--json", house=house).stdout)
+    assert (done["read"], done["keys"], kept(house, target)) == (2, 1, Counter(["c2"]))
+    publish = Queues.publish
+
+    def publish_second(self: Queues, *told: Any) -> bool:
+        publish(self, *told)  # by another run, which had the number first
+        return publish(self, *told)
+
+    monkeypatch.setattr(Queues, "publish", publish_second)
+    with pytest.raises(compact.PublishedMeanwhile, match="another run"):
+        compact.to_queue(spark, Queues(house.where), target, queue=source)
 
 
 def test_what_fails_what_flows_and_what_is_missing_is_told(
@@ -244,8 +291,11 @@ def test_what_fails_what_flows_and_what_is_missing_is_told(
     house.fill(["x", "y"], queue=f"{house.queue}/in", message_id=["one", "two"])
     page = tmp_path / "flow.html"
     told = sluice(
-        "flow", "-q", f"{house.queue}/in", "--window", "1h", "--to", str(page), "--json", house=house
+        *("flow", "-q", f"{house.queue}/in", "--window", "1h", "--to", str(page), "--json"),
+        *("--since", "key"),  # which is no time
+        house=house,
     )
+    assert "--since 'key' with --until 'timestamp' gives no time for any message" in told.stderr
     assert json.loads(told.stdout)["messages"] == 2 and "<svg" in page.read_text()
 
     log = tmp_path / "published.json"

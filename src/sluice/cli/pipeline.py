@@ -6,8 +6,9 @@ Nothing of Spark is imported before a command needs it: `sluice --help` must not
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -16,7 +17,17 @@ from sluice.cli.failures import wrong_command
 from sluice.cli.findings import show_repair
 from sluice.cli.moments import moment
 from sluice.cli.options import DryRun, ToAll, Yes
-from sluice.cli.pipeline_options import By, DropEmpty, Every, Group, Once, Queue, RowsPerBatch, Where
+from sluice.cli.pipeline_options import (
+    By,
+    DropEmpty,
+    Every,
+    FailedQueue,
+    Group,
+    Once,
+    Queue,
+    RowsPerBatch,
+    Where,
+)
 from sluice.cli.sparking import SparkVisit, counted, pipeline, the_only
 from sluice.cli.streaming import report_stream, run_stream, spark_time
 from sluice.cli.wording import plural
@@ -25,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
+AT_WORK: Final = "Wait until it has ended, or give this one another --checkpoint and a --group of its own"
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -53,14 +65,26 @@ def archive(
     every: Every = "30s",
     rows_per_batch: RowsPerBatch = 200_000,
     files: Annotated[int, typer.Option(min=0, help="Files per batch at most; 0 leaves it to Spark.")] = 0,
+    settle: Annotated[
+        bool,
+        typer.Option("--settle", help="Of dead letters: let them go once they are archived; else they stay."),
+    ] = False,
 ) -> None:
     """A queue into a Delta table or Parquet files, each message once. Goes on where it stopped."""
-    visit.check_queue(queue)
-    pause = spark_time("--every", every)
-    with visit.spark() as spark:
-        from sluice.spark.pipelines import archive as making
+    from sluice.spark.pipelines import archive as making
+    from sluice.spark.pipelines.alone import alone
+    from sluice.spark.pipelines.tables import open_table
 
+    table = open_table(to, format)
+    table.check_archive()
+    keeps = visit.check_queue(queue)["stats"]["is_dead_letters"] and not settle
+    pause = spark_time("--every", every)
+    minding = nullcontext() if keeps else visit.minding(queue, group)
+    with alone(making.checkpoint_of(table, checkpoint), AT_WORK), minding, visit.spark() as spark:
         queues = visit.queues
+
+        def lag() -> int | None:
+            return None if keeps else queues.lag(queue, group)
 
         def start() -> StreamingQuery:
             return making.start(
@@ -69,6 +93,7 @@ def archive(
                 queue,
                 to,
                 group=group,
+                keeps=keeps,
                 kind=format,
                 checkpoint=checkpoint,
                 once=once,
@@ -77,8 +102,10 @@ def archive(
                 files=files,
             )
 
-        done = run_stream(visit, "archiving", start, once, queues.lag(queue, group) if once else None)
-        left = queues.lag(queue, group)
+        done = run_stream(visit, "archiving", start, once, lag() if once else None)
+        left = lag()
+    if keeps:
+        visit.out.note(f"The dead letters stay in {queue}; --settle lets them go once they are archived.")
     report_stream(
         visit, done, f"Archived {{}} of {queue} into {to}", {"queue": queue, "to": str(to), "lag": left}
     )
@@ -87,7 +114,7 @@ def archive(
 @pipeline(app, "redrive")
 def redrive(
     visit: SparkVisit,
-    queue: Queue,
+    queue: FailedQueue,
     where: Where = "",
     changes: Annotated[
         list[str] | None,
@@ -105,7 +132,8 @@ def redrive(
     """Repair dead letters with SQL and put them back, each once. What would be done is shown first, and asked for."""
     if sql and changes:
         raise wrong_command("--sql and --set exclude each other", "Put the changes into the query")
-    if not visit.have_died(queue):
+    homes = visit.homes(queue)
+    if not homes:
         if not visit.answered({"put_back": 0, "skipped": 0}):
             visit.out.show(f"No dead letters of {queue}.")
         return
@@ -113,7 +141,7 @@ def redrive(
         from sluice.spark.pipelines import redrive as making
 
         queues = visit.queues
-        letters = queues.read(spark, f"dlq/{queue}")
+        letters = queues.letters(spark, queue, homes)
         total, some = making.preview(making.repaired(letters, where, changes or (), sql), letters)
         if dry_run:
             if not visit.answered({"would_put_back": total, "letters": some}):
@@ -132,6 +160,7 @@ def redrive(
                 changes=changes or (),
                 sql=sql,
                 to_all=to_all,
+                homes=homes,
                 tell=lambda number, total: tell(number),
             )
     if visit.answered({"put_back": done.put_back, "skipped": done.skipped}):
@@ -165,12 +194,14 @@ def transform(
 ) -> None:
     """A queue into a queue with SQL or a Python function, each message once. Goes on where it stopped."""
     the_only(sql=sql, sql_file=sql_file, function=function)
-    visit.check_queue(queue)
     pause = spark_time("--every", every)
     late = spark_time("--watermark", watermark) if watermark else ""
     query = sql_file.read_text("utf-8") if sql_file is not None else sql
     from sluice.spark.pipelines import transform as making
+    from sluice.spark.pipelines.alone import alone
 
+    making.check_target(queue, to)
+    visit.check_queue(queue)
     change: Callable[[DataFrame], DataFrame]
     if function:
         change = making.find_function(function)
@@ -179,7 +210,11 @@ def transform(
         def change(messages: DataFrame) -> DataFrame:
             return making.by_sql(messages, query, late)
 
-    with visit.spark() as spark:
+    with (
+        alone(checkpoint.absolute(), AT_WORK),
+        visit.minding(queue, group),
+        visit.spark() as spark,
+    ):
         queues = visit.queues
 
         def start() -> StreamingQuery:
@@ -198,9 +233,10 @@ def transform(
 
         done = run_stream(visit, "transforming", start, once, queues.lag(queue, group) if once else None)
         left = queues.lag(queue, group)
-    report_stream(
-        visit, done, f"Transformed {{}} of {queue} into {to}", {"queue": queue, "to": to, "lag": left}
-    )
+    words = f"Transformed {{}} of {queue} into {to}"
+    if done.written is not None and done.written != done.rows:
+        words = f"Transformed {{}} of {queue} into {{}} of {to}"
+    report_stream(visit, done, words, {"queue": queue, "to": to, "lag": left})
 
 
 @pipeline(app, "replay")
@@ -226,17 +262,21 @@ def replay(
     yes: Yes = False,
 ) -> None:
     """An archive back into a queue, or a part of it. Started again after a crash, it repeats nothing."""
+    from sluice.spark.pipelines import replay as making
+    from sluice.spark.pipelines.tables import DeltaTable, open_table
+
     begin, end = moment("--since", since, None), moment("--until", until, None)
+    table_ = open_table(source)
+    table_.check()
+    if version is not None:
+        table_.check_version(version)
     visit.api.get("node")
     with visit.spark() as spark:
-        from sluice.spark.pipelines import replay as making
-        from sluice.spark.pipelines.tables import open_table
-
-        table_ = open_table(source)
         how = {"where": where, "since": begin, "until": end, "queue": queue}
         total = making.count(spark, table_, version, **how)
         if dry_run:
-            if not visit.answered({"would_publish": total, "version": version or table_.version()}):
+            pinned = table_.version() if version is None else version
+            if not visit.answered({"would_publish": total, "version": pinned}):
                 visit.out.show(f"Would publish {plural(total, 'message')} of {source}.")
             return
         if total:
@@ -256,7 +296,8 @@ def replay(
         return
     before = f" {plural(done.known, 'message')} had been published before." if done.known else ""
     visit.out.show(f"Published {plural(done.published, 'message')} of {source}.{before}")
-    visit.out.note(f"Name of this replay: {done.name}, version {done.version} of the archive.")
+    of_version = f", version {done.version} of the archive" if isinstance(table_, DeltaTable) else ""
+    visit.out.note(f"Name of this replay: {done.name}{of_version}.")
 
 
 @pipeline(app, "compact")
@@ -283,17 +324,23 @@ def compact(
         raise wrong_command(
             "--from goes with --to-queue", "Compact a queue into a table, or an archive into a queue"
         )
-    if queue:
+    from sluice.spark.pipelines import compact as making
+    from sluice.spark.pipelines.tables import open_table
+
+    if to is not None:
+        making.last_values(to)
+    if source is not None:
+        open_table(source).check()
+        visit.api.get("node")
+    else:
         visit.check_queue(queue)
     with visit.spark() as spark:
-        from sluice.spark.pipelines import compact as making
-
         queues = visit.queues
         if to is not None:
             done = making.to_table(spark, queues, queue, to, group=group, by=by, drop_empty=drop_empty)
         else:
             done = making.to_queue(
-                spark, queues, str(source or queue), to_queue, by=by, drop_empty=drop_empty
+                spark, queues, to_queue, queue=queue, source=source, by=by, drop_empty=drop_empty
             )
     target = str(to or to_queue)
     if visit.answered({"read": done.read, "keys": done.keys, "to": target}):

@@ -13,6 +13,16 @@ Queue = Annotated[
     str,
     typer.Option("--queue", "-q", metavar="QUEUE", help="Name of the queue.", autocompletion=complete_queue),
 ]
+FailedQueue = Annotated[
+    str,
+    typer.Option(
+        "--queue",
+        "-q",
+        metavar="QUEUE",
+        help="The queue whose messages died, not that of the letters.",
+        autocompletion=complete_queue,
+    ),
+]
 Group = Annotated[
     str, typer.Option("--group", "-g", metavar="GROUP", help="Consumer group that Spark reads as.")
 ]

@@ -10,7 +10,7 @@ import typer
 from sluice.cli.failures import SOMETHING_WRONG, wrong_command
 from sluice.cli.findings import show_causes, show_flow, show_verdict
 from sluice.cli.moments import moment
-from sluice.cli.pipeline_options import Every, Queue, Report
+from sluice.cli.pipeline_options import Every, FailedQueue, Queue, Report
 from sluice.cli.sparking import SparkVisit, leave, pipeline, the_only
 from sluice.cli.streaming import run_stream, spark_time
 
@@ -25,7 +25,7 @@ def add_to(app: typer.Typer) -> None:
 
 def dead_letters(
     visit: SparkVisit,
-    queue: Queue = "",
+    queue: FailedQueue = "",
     to: Report = None,
     since: Annotated[
         str, typer.Option(metavar="WHEN", help="Died at or after: a time, or 2h for two hours ago.")
@@ -36,11 +36,17 @@ def dead_letters(
     from sluice.spark.pipelines.report import page
 
     begin = moment("--since", since, visit.now)
-    if visit.have_died(queue):
+    if to is not None:
+        page.check(to)
+    homes = visit.homes(queue)
+    if homes:
         with visit.spark() as spark:
             from pyspark.sql import functions as f
 
-            letters = visit.queues.read(spark, f"dlq/{queue}" if queue else "/dlq/.*/", headers=False)
+            if queue:
+                letters = visit.queues.letters(spark, queue, homes, headers=False)
+            else:
+                letters = visit.queues.read(spark, ",".join(homes), headers=False)
             if begin:
                 letters = letters.where(f.coalesce("dead_at", "timestamp") >= f.lit(begin).cast("timestamp"))
             found = making.look(letters)
@@ -77,16 +83,20 @@ def flow(
     the_only(queue=queue, **{"from": source})
     if follow and (to is None or source is not None):
         raise wrong_command("--follow watches a queue and writes a report", "Give --queue and --to")
-    if queue:
-        visit.check_queue(queue)
+    from sluice.spark.pipelines import flow as making
+    from sluice.spark.pipelines.report import page
+    from sluice.spark.pipelines.tables import open_table
+
+    span = making.spark_window(window)
     pause = spark_time("--every", every)
+    if to is not None:
+        page.check(to)
+    if source is not None:
+        open_table(source).check()
+    else:
+        visit.check_queue(queue)
     named = queue or str(source)
     with visit.spark() as spark:
-        from sluice.spark.pipelines import flow as making
-        from sluice.spark.pipelines.report import page
-        from sluice.spark.pipelines.tables import open_table
-
-        span = making.spark_window(window)
         queues = visit.queues
         found: list[Row] = []
         if follow:
@@ -111,6 +121,7 @@ def flow(
                 ),
                 False,
                 None,
+                remembers=False,
             )
         else:
             rows = open_table(source).read(spark) if source is not None else queues.read(spark, queue)
@@ -118,6 +129,10 @@ def flow(
             if to is not None:
                 page.save(making.report(found, named, window), to)
         told = making.summary(found, window)
+    if since and found and told["latency"] is None:
+        visit.out.note(
+            f"--since {since!r} with --until {until!r} gives no time for any message: no latency is known"
+        )
     if visit.answered({**told, "report": None if to is None else str(to)}):
         return
     show_flow(visit, found)
@@ -148,9 +163,9 @@ def audit(
     told = {"published": published, "acked": acked, "dead": dead, "waiting": waiting, "archived": archived}
     given = {name: making.parse(source) for name, source in told.items() if source}
     making.check(given)
-    for source in given.values():
-        if source.queue and not source.queue.startswith("dlq/"):  # of those the first death makes one
-            visit.check_queue(source.queue)
+    for name, source in given.items():
+        if source.queue:
+            _check_source(visit, name, source.queue)
     # Many small pieces rather than few large ones: what a task holds must fit into memory, or is spilled.
     with visit.spark(**{"spark.sql.shuffle.partitions": "64"}) as spark:
         queues = visit.queues
@@ -160,3 +175,18 @@ def audit(
         show_verdict(visit, verdict.summary(), making.FAULTS)
     if not verdict.is_good:
         leave(SOMETHING_WRONG)
+
+
+def _check_source(visit: SparkVisit, side: str, queue: str) -> None:
+    """A queue must be there, but for one of dead letters: the first death makes it. And dead are only those there."""
+    told = visit.describe(queue)
+    if told is None:
+        if not visit.is_channel(queue):
+            visit.check_queue(queue)
+    elif side == "dead" and not told["stats"]["is_dead_letters"]:
+        from sluice.spark.pipelines.homes import channels
+
+        raise wrong_command(
+            f"{queue} holds no dead letters",
+            f"Name the queue that does: {' or '.join(f'queue:{one}' for one in channels(told)) or 'it has none'}",
+        )

@@ -29,6 +29,7 @@ from sluice.cli import (
     top,
     worker,
 )
+from sluice.cli.plain_help import explain_plainly
 from sluice.cli.serving import build, serve
 
 EXIT_CODES = (
@@ -78,3 +79,4 @@ _PARTS: Final = (
 for _panel, _modules in _PARTS:
     for _module in _modules:
         _module.add_to(app, _panel)
+explain_plainly(app)

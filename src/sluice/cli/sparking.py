@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -36,6 +37,7 @@ from sluice.cli.failures import (
 )
 from sluice.cli.options import COMMON, Where, find_broker
 from sluice.cli.remote import Visit, registered
+from sluice.errors import SluiceError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,6 +60,9 @@ JAVA_GONE: Final = (
 )
 PANEL: Final = "Spark"
 P = ParamSpec("P")
+_THROWN: Final = re.compile(
+    r'^(?:Exception in thread "[^"]*" |Caused by: )?(?:[a-z][\w$]*\.)+(\w+(?:Exception|Error): .+)$'
+)
 INSTALL: Final = "pip install 'sluice[spark]'"
 SETTINGS: Final = {
     "spark.ui.enabled": "false",
@@ -110,20 +115,59 @@ class SparkVisit(Visit):
         token = "" if self._token_file else self.where.token
         return Queues(DoorOf(self.where.url, token, self._token_file, str(self.where.ca or "")))
 
-    def check_queue(self, name: str) -> None:
-        """Before Spark is started: a wrong name or address is told in a second, not after ten."""
-        self.api.get(of_queue(name))
+    def check_queue(self, name: str) -> dict[str, Any]:
+        """What is known of a queue, before Spark is started: a wrong name or address is told in a second, not after
+        ten."""
+        found: dict[str, Any] = self.api.get(of_queue(name))
+        return found
 
-    def have_died(self, queue: str) -> bool:
-        """Whether there is a dead-letter queue at all, of this queue or of any: the first death makes it. A wrong name
-        is told."""
-        names = {one["name"] for one in self.api.queues(prefix="dlq/")}
+    def describe(self, name: str) -> dict[str, Any] | None:
+        """The same, or None if there is no such queue."""
+        try:
+            return self.check_queue(name)
+        except Failure as failure:
+            if failure.code != NOT_FOUND:
+                raise
+            return None
+
+    def homes(self, queue: str) -> list[str]:
+        """Where the dead letters of a queue lie, or those of all queues; nowhere as long as nothing has died. A wrong
+        name is told."""
         if not queue:
-            return bool(names)
-        if f"dlq/{queue}" not in names:
+            return [one["name"] for one in self.api.queues() if one["is_dead_letters"]]
+        from sluice.spark.pipelines.homes import homes_of
+
+        found = homes_of(queue, self.describe)
+        if found is None:
             self.check_queue(queue)
-            return False
-        return True
+        return found or []
+
+    def is_channel(self, name: str) -> bool:
+        """Whether the first death in some queue would make this one."""
+        from sluice.spark.pipelines.homes import USUAL, channels
+
+        if name.startswith(USUAL):
+            return True
+        return any(name in channels(self.check_queue(one["name"])) for one in self.api.queues())
+
+    @contextmanager
+    def minding(self, queue: str, group: str) -> Iterator[None]:
+        """A group that this run has made keeps messages also when the run has failed: said with the failure."""
+        is_new = group not in self._groups(queue)
+        try:
+            yield
+        except SluiceError as failure:
+            with suppress(Failure):
+                if is_new and group in self._groups(queue):
+                    left = (
+                        f"The group {group} is there now and keeps what comes to {queue} for the next try;"
+                        f" if there will be none: sluice group delete {queue} {group}"
+                    )
+                    failure.do = f"{failure.do}. {left}" if failure.do else left
+            raise
+
+    def _groups(self, queue: str) -> set[str]:
+        return {one["name"] for one in self.api.get(of_queue(queue, "groups"))}
 
     @contextmanager
     def spark(self, **more: str) -> Iterator[SparkSession]:
@@ -144,8 +188,14 @@ class SparkVisit(Visit):
                 yield running
             return
         log = _Log(self)
-        with log:
-            spark = session(f"sluice pipeline {self._name}", self._master, **settings)
+        try:
+            with log:
+                spark = session(f"sluice pipeline {self._name}", self._master, **settings)
+        except SluiceError:
+            log.remove()
+            raise
+        except Exception as fault:  # a master or a setting that Spark does not take, mostly
+            raise _not_started(fault, log) from None
         logging.getLogger().addHandler(logging.NullHandler())  # py4j would tell of Ctrl-C with a traceback
         try:
             with _in_words(log):
@@ -220,9 +270,29 @@ class _Log:
     def advice(self) -> str:
         return "" if self.path is None else f"What Spark wrote is in {self.path}"
 
+    def last_words(self) -> str:
+        """Of a Java that has ended: its last exception, or what it said first that is no warning."""
+        if self.path is None:
+            return ""
+        lines = self.path.read_text("utf-8", "replace").splitlines()
+        thrown = [found[1] for line in lines if (found := _THROWN.match(line))]
+        return next(iter(thrown[-1:] or [line for line in lines if line and "WARN" not in line]), "")
+
     def remove(self) -> None:
         if self.path is not None:
             self.path.unlink(missing_ok=True)
+
+
+def _not_started(fault: Exception, log: _Log) -> Failure:
+    from sluice.spark.pipelines.running import explained
+
+    why = explained(fault)
+    gone = "JAVA_GATEWAY_EXITED" in str(fault) or "Java gateway process exited" in str(fault)
+    words = (log.last_words() if gone else "") or why.what
+    return Failure(
+        f"Spark cannot be started: {words}",
+        ". ".join(filter(None, ("See whether --master and --conf are right", log.advice()))),
+    )
 
 
 @contextmanager

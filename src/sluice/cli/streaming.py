@@ -17,12 +17,19 @@ if TYPE_CHECKING:
 
 
 def run_stream(
-    visit: SparkVisit, doing: str, start: Callable[[], StreamingQuery], once: bool, total: int | None
+    visit: SparkVisit,
+    doing: str,
+    start: Callable[[], StreamingQuery],
+    once: bool,
+    total: int | None,
+    remembers: bool = True,
 ) -> Progress:
+    """`remembers`: it has a checkpoint that the user can give again."""
     from sluice.spark.pipelines import running
 
     if not once:
-        visit.out.note(f"{doing}; Ctrl-C stops it, and it goes on from there the next time")
+        more = ", and it goes on from there the next time" if remembers else ""
+        visit.out.note(f"{doing}; Ctrl-C stops it{more}")
     with counted(visit, doing, total) as tell, asked_to_stop() as asked:
         done = running.run(
             start,
@@ -40,13 +47,17 @@ def run_stream(
 
 
 def report_stream(visit: SparkVisit, done: Progress, words: str, more: dict[str, Any]) -> None:
+    """`words` have places for what was read and, where a stream knows, for what it has written."""
     told = {**more, "rows": done.rows, "batches": done.batches, "seconds": round(done.seconds, 3)}
+    if done.written is not None:
+        told["written"] = done.written
     if visit.answered({**told, "restarts": done.restarts}):
         return
     parts = [plural(done.batches, "batch", "batches"), duration(done.seconds)]
     parts += [speed(done)] if speed(done) else []
     parts += [plural(done.restarts, "restart")] if done.restarts else []
-    visit.out.show(f"{words.format(plural(done.rows, 'message'))} ({', '.join(parts)}).")
+    written = "" if done.written is None else plural(done.written, "message")
+    visit.out.show(f"{words.format(plural(done.rows, 'message'), written)} ({', '.join(parts)}).")
     if more["lag"]:
         visit.out.note(f"{plural(more['lag'], 'message')} came in meanwhile and wait for the next run.")
 

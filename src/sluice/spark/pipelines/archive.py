@@ -3,6 +3,9 @@
 Spark reads with a consumer group of its own, so messages are kept until they are in the table, and deleted (or counted
 as done) when they are: the stream's progress is the group's. A batch is a transaction of the table, known by the
 stream's checkpoint and its number; one that was cut short by a crash is written again, one that was committed is not.
+
+Dead letters stay until somebody settles them, and a group of their own would delete them: of those a stream without a
+group is archived, whose memory is its checkpoint alone, unless they are to go.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as f
 
 from sluice.spark.pipelines.queues import Queues
-from sluice.spark.pipelines.tables import OWN, Table, open_table
+from sluice.spark.pipelines.tables import ARCHIVED_AT, OWN, Table, open_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 def archived(messages: DataFrame, files: int = 0) -> DataFrame:
     """The rows of an archive: all columns of the queue, and when Spark had them. `files` bounds how many files a batch
     becomes; 0 leaves it to Spark."""
-    rows = messages.withColumn("archived_at", f.current_timestamp())
+    rows = messages.withColumn(ARCHIVED_AT, f.current_timestamp())
     return rows.coalesce(files) if files else rows
 
 
@@ -44,6 +47,10 @@ def key_of(checkpoint: Path) -> str:
     return str(told["id"])
 
 
+def checkpoint_of(table: Table, told: str | Path | None) -> Path:
+    return Path(told or table.path / OWN / "checkpoint").absolute()
+
+
 def start(
     spark: SparkSession,
     queues: Queues,
@@ -51,6 +58,7 @@ def start(
     to: str | Path,
     *,
     group: str = "archive",
+    keeps: bool = False,
     kind: str = "",
     checkpoint: str | Path | None = None,
     once: bool = False,
@@ -58,10 +66,15 @@ def start(
     rows_per_batch: int = 200_000,
     files: int = 0,
 ) -> StreamingQuery:
-    """Begin, or go on where it stopped. `once`: to the end of what there is, and then the stream ends by itself."""
+    """Begin, or go on where it stopped. `once`: to the end of what there is, and then the stream ends by itself.
+    `keeps`: settle nothing, so that nothing is deleted. What others take away before it was read is not missed then."""
     table = open_table(to, kind)
-    home = Path(checkpoint or table.path / OWN / "checkpoint").absolute()
-    messages = queues.stream(spark, queue, group=group, rows_per_batch=rows_per_batch)
+    table.check_archive()
+    home = checkpoint_of(table, checkpoint)
+    if keeps:
+        messages = queues.stream(spark, queue, rows_per_batch=rows_per_batch, failOnDataLoss="false")
+    else:
+        messages = queues.stream(spark, queue, group=group, rows_per_batch=rows_per_batch)
     writer = (
         messages.writeStream.queryName(f"archive {queue}")
         .option("checkpointLocation", str(home))

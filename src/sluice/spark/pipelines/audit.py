@@ -47,7 +47,8 @@ def identified(rows: DataFrame, expression: str = "") -> DataFrame:
 
 
 def reconcile(sides: Mapping[str, DataFrame]) -> DataFrame:
-    """One row per id: how often it is on each side. `sides` are those of SIDES that are known, by their names."""
+    """One row per id: how often it is on each side. `sides` are those of SIDES that are known, by their names. What has
+    no id is in a row of its own."""
     tagged = [
         rows.select("id", f.lit(SIDES.index(name)).cast("tinyint").alias("side"))
         for name, rows in sides.items()
@@ -78,7 +79,9 @@ class Verdict:
         return {"ok": self.is_good, "ids": self.ids, "faults": self.faults, "examples": self.examples}
 
 
+WITHOUT_ID: Final = "without an id"
 FAULTS: Final = {
+    WITHOUT_ID: "rows that cannot be compared with anything",
     "missing": "published, and nothing became of it",
     "not archived": "published, and not in the archive",
     "never published": "acknowledged, dead or archived, and nobody has published it",
@@ -92,14 +95,20 @@ def judge(sides: Mapping[str, DataFrame], examples: int = EXAMPLES) -> Verdict:
     check(sides)
     verdict = Verdict([name for name in SIDES if name in sides])
     counts = reconcile(sides)
-    conditions = _conditions(sides)
+    named = f.col("id").isNotNull()
+    conditions = {name: named & test for name, test in _conditions(sides).items()}
+    every = reduce(lambda one, other: one + other, (f.col(name) for name in verdict.known))
     told = counts.agg(
-        *(f.count(f.when(f.col(name) > 0, 1)).alias(name) for name in verdict.known),
+        *(f.count(f.when(named & (f.col(name) > 0), 1)).alias(name) for name in verdict.known),
         *(f.count(f.when(test, 1)).alias(f"is {name}") for name, test in conditions.items()),
+        f.coalesce(f.sum(f.when(~named, every)), f.lit(0)).alias(WITHOUT_ID),
     ).collect()[0]
     verdict.ids = {name: told[name] for name in verdict.known}
-    verdict.faults = {name: told[f"is {name}"] for name in conditions}
-    if not verdict.is_good:
+    verdict.faults = {
+        WITHOUT_ID: told[WITHOUT_ID],
+        **{name: told[f"is {name}"] for name in conditions},
+    }
+    if any(verdict.faults[name] for name in conditions):
         wrong = counts.where(reduce(lambda one, other: one | other, conditions.values())).persist()
         if verdict.faults.get("archived twice") and "place" in sides["archived"].columns:
             double = _double(sides["archived"], wrong.where(conditions["archived twice"]).select("id"))
@@ -187,7 +196,8 @@ def parse(text: str) -> Source:
 
 
 def side_of(spark: SparkSession, queues: Queues, source: Source) -> DataFrame:
-    """The rows of a side. A queue of dead letters that is not there is one in which nobody has died yet."""
+    """The rows of a side. A queue that is not there is one of dead letters in which nobody has died yet: that others
+    must be there is for the caller to see to."""
     place = source.place
     if source.kind == ARCHIVE:
         rows = open_table(place).read(spark)
@@ -197,7 +207,7 @@ def side_of(spark: SparkSession, queues: Queues, source: Source) -> DataFrame:
         rows = spark.read.csv(place, header=True)
     elif source.kind == "parquet":
         rows = spark.read.parquet(place)
-    elif place.startswith("dlq/") and not queues.exists(place):
+    elif not queues.exists(place):
         return spark.createDataFrame([], "id string")
     else:
         rows = queues.read(spark, place)

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from pyspark.sql import functions as f
 
+from sluice.errors import SluiceError
 from sluice.spark.door import Door
+from sluice.spark.pipelines.alone import alone
 from sluice.spark.pipelines.queues import Queues, portions
-from sluice.spark.pipelines.tables import DeltaTable, open_table
+from sluice.spark.pipelines.tables import OWN, DeltaTable, open_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,10 +39,22 @@ def latest(messages: DataFrame, by: str = "key", drop_empty: bool = False) -> Da
     return last.where(f.octet_length("value") > 0) if drop_empty else last
 
 
+class PublishedMeanwhile(SluiceError):
+    """Not all was published."""
+
+
 @dataclass(frozen=True)
 class Compacted:
     read: int
     keys: int
+
+
+def last_values(path: str | Path) -> DeltaTable:
+    """The table at a place, which is new or was made by an earlier run: what it holds will be replaced."""
+    table = open_table(path, "delta")
+    assert isinstance(table, DeltaTable)
+    table.check_last_values()
+    return table
 
 
 def to_table(
@@ -53,18 +67,18 @@ def to_table(
     by: str = "key",
     drop_empty: bool = False,
 ) -> Compacted:
-    """Lay what has come since the last run over the table."""
-    table = open_table(to, "delta")
-    assert isinstance(table, DeltaTable)
-    with Door(queues.where) as door:
+    """Lay what has come since the last run over the table, which must be one of these."""
+    table = last_values(to)
+    with alone(table.path / OWN), Door(queues.where) as door:
+        version = table.version()
         start = door.advance(queue, group, {}, create=True)
         end = door.offsets(queue).latest()
         fresh = _range(spark, queues, queue, start, end)
         read = fresh.count()
         rows = fresh
-        if table.version() >= 0 and table.files():
-            rows = table.read(spark).unionByName(fresh, allowMissingColumns=True)
-        keys = table.replace(latest(rows, by, drop_empty)) if read else _count(table, spark)
+        if version >= 0 and table.files(version):
+            rows = table.read(spark, version).unionByName(fresh, allowMissingColumns=True)
+        keys = table.replace(latest(rows, by, drop_empty), version) if read else _count(table, spark)
         door.advance(queue, group, end)
     return Compacted(read, keys)
 
@@ -72,29 +86,33 @@ def to_table(
 def to_queue(
     spark: SparkSession,
     queues: Queues,
-    source: str,
     to: str,
     *,
+    queue: str = "",
+    source: str | Path | None = None,
     by: str = "key",
     drop_empty: bool = False,
 ) -> Compacted:
-    """Publish the last value of each key to a queue, `source` being a queue or the directory of an archive. Run again,
-    it publishes again: meant for a queue of type compacted, which keeps one value per key anyway."""
-    rows = (
-        open_table(source).read(spark) if Path(source).is_dir() else queues.read(spark, source, headers=False)
-    )
+    """Publish the last value of each key to a queue: of the queue `queue`, or of the archive in the directory `source`.
+    Run again, it publishes again: meant for a queue of type compacted, which keeps one value per key anyway. Of two at
+    the same time one ends with `PublishedMeanwhile`: what it has read may be older than what the other publishes."""
+    app = f"compact/{to}"
+    number = queues.last_portion(app)  # before anything is read: who reads later has newer values
+    rows = queues.read(spark, queue, headers=False) if source is None else open_table(source).read(spark)
     last = latest(rows, by, drop_empty).select("value", "key", "timestamp", "sequence").persist()
     try:
         read, keys = rows.count(), last.count()
         parts = max(1, -(-keys // AT_ONCE))
-        app = f"compact/{to}"
-        number = queues.last_portion(app)
         for nth in range(parts):
             some = last.where(f.pmod(f.xxhash64("key"), f.lit(parts)) == nth) if parts > 1 else last
             table: pa.Table = some.orderBy("timestamp", "sequence").select("value", "key").toArrow()
             for portion in portions(table):
                 number += 1
-                queues.publish(app, number, to, portion)
+                if not queues.publish(app, number, to, portion):
+                    raise PublishedMeanwhile(
+                        f"another run publishes last values to {to} at the same time",
+                        "Run it again when the other has ended",
+                    )
         return Compacted(read, keys)
     finally:
         last.unpersist()

@@ -81,11 +81,13 @@ def _seconds(messages: DataFrame, expression: str, flag: str) -> Column:
     """Any way to write a time, as seconds since 1970."""
     from pyspark.errors import AnalysisException, ParseException
 
+    from sluice.spark.pipelines.running import explained
+
     try:
         kind = messages.select(f.expr(expression).alias("time")).schema["time"].dataType
     except (AnalysisException, ParseException) as fault:
         raise InvalidOption(
-            f"{flag} {expression!r} cannot be used: {str(fault).splitlines()[0]}",
+            f"{flag} {expression!r} cannot be used: {explained(fault).what}",
             f"Give an expression over the columns {', '.join(messages.columns)}",
         ) from None
     value = f.expr(expression)

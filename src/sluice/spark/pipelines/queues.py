@@ -6,13 +6,16 @@ published in portions, numbered under a name: a run that was cut short goes on b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 import pyarrow as pa
 
 from sluice.spark.door import Door, Where
-from sluice.spark.faults import Refused
+from sluice.spark.faults import InvalidOption, Refused
+from sluice.spark.pipelines.homes import homes_of, own
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -64,6 +67,26 @@ class Queues:
             .load()
         )
 
+    def letters(
+        self, spark: SparkSession, queue: str, homes: Sequence[str] = (), headers: bool = True
+    ) -> DataFrame:
+        """The dead letters of a queue, wherever they lie: in `homes`, if the caller knows."""
+        found = homes or self.homes(queue)
+        if not found:
+            raise InvalidOption(f"no message of {queue} has died", "See with `sluice dlq list` what has")
+        return own(self.read(spark, ",".join(found), headers), queue)
+
+    def homes(self, queue: str) -> list[str]:
+        """The queues in which its dead letters lie; none if nothing has died."""
+        door = _Describing(self.where)
+        with door:
+            found = homes_of(queue, door.describe)
+        if found is None:
+            raise InvalidOption(
+                f"there is no queue {queue!r}", "See with `sluice queue list` which there are"
+            )
+        return found
+
     def exists(self, queue: str) -> bool:
         with Door(self.where) as door:
             try:
@@ -104,6 +127,19 @@ class Queues:
         with Door(self.where) as door:
             stage = door.stage(app, number, queue, stream_of(rows))
             return door.mend(app, number, [stage], rows.num_rows, to_all)
+
+
+class _Describing(Door):
+    """The door of REST beside the bulk door: what is known of a queue."""
+
+    def describe(self, queue: str) -> dict[str, Any] | None:
+        try:
+            told: dict[str, Any] = self._ask("GET", f"/queues/{quote(queue.replace('/', '$'), safe='$')}")
+        except Refused as refusal:
+            if refusal.code.startswith("unknown_"):
+                return None
+            raise
+        return told
 
 
 def portions(table: pa.Table) -> Iterator[pa.Table]:
@@ -147,20 +183,32 @@ def _choice(queue: str) -> dict[str, str]:
     return {"subscribe": queue}
 
 
+def reads(queue: str, name: str) -> bool:
+    """Whether who says `queue` reads the queue `name` as well."""
+    chosen = _choice(queue)
+    if "subscribePattern" in chosen:
+        return re.fullmatch(chosen["subscribePattern"], name) is not None
+    return name in (one.strip() for one in chosen["subscribe"].split(","))
+
+
 def _said(flag: bool) -> str:
     return "true" if flag else "false"
 
 
 def as_messages(rows: DataFrame) -> DataFrame:
-    """The columns that a queue takes. Payload and key may be strings, or whatever has one: 7 becomes "7"."""
-    from pyspark.sql.types import BinaryType
+    """The columns that a queue takes. Payload and key may be strings, or whatever has one: 7 becomes "7", and what has
+    parts becomes JSON."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
 
     known: list[Column] = []
     for name in COLUMNS:
         if name not in rows.columns:
             continue
         column = rows[name]
-        if name in ("value", "key") and not isinstance(rows.schema[name].dataType, BinaryType):
-            column = column.cast("string").cast("binary").alias(name)
+        kind = rows.schema[name].dataType
+        if name in ("value", "key") and not isinstance(kind, BinaryType):
+            has_parts = isinstance(kind, StructType | MapType | ArrayType)
+            column = (f.to_json(column) if has_parts else column.cast("string")).cast("binary").alias(name)
         known.append(column)
     return rows.select(*known)

@@ -17,13 +17,12 @@ from uuid import uuid4
 
 from pyspark.sql import functions as f
 
-from sluice.errors import SluiceError
 from sluice.spark.faults import InvalidOption
 from sluice.spark.pipelines.queues import Queues, portions
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 AT_ONCE: Final = 50_000  # letters brought to the driver together
 SETTABLE: Final = ("value", "key", "queue", "headers", "delay", "priority")
@@ -37,25 +36,18 @@ STORY: Final = (
 
 
 # Without these columns a query's result cannot be put back; they come from the letter where the query leaves them out.
-NEEDED: Final = (
-    "value",
-    "key",
-    "headers",
-    "partition",
-    "sequence",
-    "queue",
-    "original_queue",
-    "original_message_id",
-)
-
-
-class RedriveFailed(SluiceError):
-    """Nothing more was put back."""
+NEEDED: Final = ("value", "key", "headers", "queue", "original_queue", "original_message_id")
+PLACE: Final = ("home", "partition", "sequence")  # where the letter lies; from the letter in any case
 
 
 def letters_of(rows: DataFrame) -> DataFrame:
-    """Dead letters with two columns more: `letter`, its own id, and `text`, the payload as a string."""
-    return rows.withColumn("letter", f.col("message_id")).withColumn("text", f.col("value").cast("string"))
+    """Dead letters with three columns more: `letter`, its own id, `text`, the payload as a string, and `home`, the
+    queue that it lies in."""
+    return (
+        rows.withColumn("letter", f.col("message_id"))
+        .withColumn("text", f.col("value").cast("string"))
+        .withColumn("home", f.col("queue"))
+    )
 
 
 def repaired(letters: DataFrame, where: str = "", changes: Sequence[str] = (), sql: str = "") -> DataFrame:
@@ -70,10 +62,8 @@ def repaired(letters: DataFrame, where: str = "", changes: Sequence[str] = (), s
                 "the query leaves out the column letter, by which a letter is known",
                 "Select * or letter besides what you change",
             )
-        kept = letters_of(letters).select(
-            "letter", *(name for name in NEEDED if name not in rows.columns and name in letters.columns)
-        )
-        rows = rows.join(kept, "letter")
+        missing = [name for name in NEEDED if name not in rows.columns and name in letters.columns]
+        rows = rows.drop(*PLACE).join(letters_of(letters).select("letter", *PLACE, *missing), "letter")
     if where:
         rows = rows.where(where)
     given: dict[str, Any] = {}
@@ -87,24 +77,62 @@ def repaired(letters: DataFrame, where: str = "", changes: Sequence[str] = (), s
         given[name] = f.expr(expression)
     if given:
         rows = rows.withColumns(given)
-    return _messages(rows, "queue" in given or bool(sql))
+    target = f.col("original_queue")
+    if "queue" in given:
+        target = f.col("queue")
+    elif sql:  # a column queue that still names the dead-letter queue was not changed
+        target = f.coalesce(f.when(f.col("queue") != f.col("home"), f.col("queue")), target)
+    return _messages(rows, target)
 
 
-def _messages(rows: DataFrame, sends_elsewhere: bool) -> DataFrame:
+def _messages(rows: DataFrame, target: Column) -> DataFrame:
     """The columns of a message, with the name of its letter and where that lies."""
-    home = f.col("original_queue")
-    if sends_elsewhere:  # a column queue that still names the dead-letter queue was not changed
-        home = f.when(f.col("queue").startswith("dlq/"), home).otherwise(f.col("queue"))
     told = {
         "value": f.col("value").cast("binary"),
         "key": f.col("key").cast("binary"),
-        "queue": home,
+        "queue": target,
         "headers": f.map_filter("headers", lambda name, value: ~name.isin(*STORY)),
     }
     more = [name for name in ("delay", "priority") if name in rows.columns]
-    return rows.select(
-        "letter", "partition", "sequence", *(value.alias(name) for name, value in told.items()), *more
-    )
+    return rows.select("letter", *PLACE, *(value.alias(name) for name, value in told.items()), *more)
+
+
+def check(rows: DataFrame) -> int:
+    """How many letters are to be put back. If one of them cannot be, none is."""
+
+    def such(test: Column) -> Column:
+        return f.min(f.when(test, f.col("letter")))
+
+    total, letters, empty, homeless, at_home = rows.agg(
+        f.count("*"),
+        f.count_distinct(f.struct(*PLACE)),
+        such(f.col("value").isNull()),
+        such(f.coalesce(f.col("queue"), f.lit("")) == ""),
+        such(f.col("queue") == f.col("home")),
+    ).collect()[0]
+    if empty is not None:
+        raise InvalidOption(
+            f"the new payload of dead letter {empty} is NULL, and the old one would be lost",
+            'Give it one, such as --set "value = coalesce(EXPR, text)", or leave it out: --where "EXPR IS NOT NULL"',
+        )
+    if homeless is not None:
+        raise InvalidOption(
+            f"dead letter {homeless} does not say which queue it came from",
+            "Name one: --set \"queue='tasks/image'\"",
+        )
+    if at_home is not None:
+        raise InvalidOption(
+            f"dead letter {at_home} would be put back into the queue of dead letters in which it lies",
+            "Name another queue, or leave queue out",
+        )
+    if letters < total:
+        [double] = rows.groupBy("letter").count().where("count > 1").orderBy("letter").limit(1).collect()
+        raise InvalidOption(
+            f"the query gives dead letter {double['letter']} {double['count']} times, and it can be put back once",
+            "Give each letter once; for several messages out of one, put them into a queue with `transform`",
+        )
+    count: int = total
+    return count
 
 
 @dataclass(frozen=True)
@@ -122,19 +150,20 @@ def run(
     changes: Sequence[str] = (),
     sql: str = "",
     to_all: bool = False,
+    homes: Sequence[str] = (),
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> Redriven:
-    """Put back what fits. `queue` is the one whose messages died. `tell` hears how many of how many are done."""
-    dead = f"dlq/{queue}"
-    rows = repaired(queues.read(spark, dead), where, changes, sql).persist()
+    """Put back what fits. `queue` is the one whose messages died, `homes` the queues in which they lie, which else are
+    asked for. `tell` hears how many of how many are done."""
+    rows = repaired(queues.letters(spark, queue, homes), where, changes, sql).persist()
     app = f"redrive/{uuid4()}"
     done = skipped = number = 0
     try:
-        total = rows.count()
+        total = check(rows)
         for table in _collected(rows, total):
             for portion in portions(table):
                 number += 1
-                skipped += queues.mend(app, number, queue, _placed(portion, dead), to_all)
+                skipped += queues.mend(app, number, queue, _placed(portion), to_all)
                 done += portion.num_rows
                 tell(done, total)
     finally:
@@ -142,41 +171,35 @@ def run(
     return Redriven(done - skipped, skipped)
 
 
-def _placed(portion: pa.Table, dead: str) -> pa.Table:
+def _placed(portion: pa.Table) -> pa.Table:
     """With the places of the letters in their column `letter`, in which the broker looks for them."""
     import pyarrow as pa
 
-    homeless = [nth for nth, name in enumerate(portion["queue"].to_pylist()) if not name]
-    if homeless:
-        raise RedriveFailed(
-            f"dead letter {portion['letter'][homeless[0]].as_py()} does not say which queue it came from",
-            "Name one: --set \"queue='tasks/image'\"",
-        )
-    places = zip(portion["partition"].to_pylist(), portion["sequence"].to_pylist(), strict=True)
-    letters = pa.array([f"{dead}/{partition}/{sequence}" for partition, sequence in places], pa.string())
+    places = zip(*(portion[name].to_pylist() for name in PLACE), strict=True)
+    letters = pa.array(
+        [f"{home}/{partition}/{sequence}" for home, partition, sequence in places], pa.string()
+    )
     return portion.set_column(portion.column_names.index("letter"), "letter", letters)
 
 
 def _collected(rows: DataFrame, total: int) -> Iterator[pa.Table]:
     """The rows on the driver, in their order, at most AT_ONCE at a time."""
     if total <= AT_ONCE:
-        yield rows.orderBy("partition", "sequence").toArrow()
+        yield rows.orderBy(*PLACE).toArrow()
         return
-    limits = (
-        rows.groupBy("partition").agg(f.min("sequence"), f.max("sequence")).orderBy("partition").collect()
-    )
-    for partition, first, last in limits:
+    limits = rows.groupBy("home", "partition").agg(f.min("sequence"), f.max("sequence"))
+    for home, partition, first, last in limits.orderBy("home", "partition").collect():
+        mine = (f.col("home") == home) & (f.col("partition") == partition)
         for start in range(first, last + 1, AT_ONCE):
-            some = rows.where(
-                (f.col("partition") == partition) & f.col("sequence").between(start, start + AT_ONCE - 1)
-            )
+            some = rows.where(mine & f.col("sequence").between(start, start + AT_ONCE - 1))
             yield some.orderBy("sequence").toArrow()
 
 
 def preview(rows: DataFrame, letters: DataFrame, limit: int = 5) -> tuple[int, list[dict[str, Any]]]:
     """How many letters would be put back, and some of them: what they are and what they would become."""
+    total = check(rows)
     before = letters_of(letters).select("letter", "reason", "description", f.col("value").alias("before"))
-    some = rows.orderBy("partition", "sequence").limit(limit).join(before, "letter")
+    some = rows.orderBy(*PLACE).limit(limit).join(before, "letter")
     shown = [
         {
             "letter": one["letter"],
@@ -186,9 +209,9 @@ def preview(rows: DataFrame, letters: DataFrame, limit: int = 5) -> tuple[int, l
             "before": _text(one["before"]),
             "after": _text(one["value"]),
         }
-        for one in some.orderBy("partition", "sequence").collect()
+        for one in some.orderBy(*PLACE).collect()
     ]
-    return rows.count(), shown
+    return total, shown
 
 
 def _text(value: bytes | bytearray | None) -> str | None:

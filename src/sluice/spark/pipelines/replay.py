@@ -82,6 +82,8 @@ def run(
 ) -> Replayed:
     """Publish what fits. `tell` hears how many rows are done, and how many files of how many."""
     table = open_table(source)
+    if version is not None:
+        table.check_version(version)
     pinned = table.version() if version is None else version
     files = table.files(pinned)
     if not files:
@@ -90,7 +92,7 @@ def run(
     app = f"replay/{name}"
     last = queues.last_portion(app)
     published = known = 0
-    for number, portion in enumerate(_portions(spark, files, where, since, until, queue), 1):
+    for number, portion in enumerate(_portions(spark, table, pinned, files, where, since, until, queue), 1):
         if number <= last or not queues.publish(app, number, queue, portion):
             known += portion.num_rows
         else:
@@ -99,9 +101,11 @@ def run(
     return Replayed(name, pinned, published, known)
 
 
-def _portions(spark: SparkSession, files: Sequence[str], *how: str) -> Iterator[pa.Table]:
+def _portions(
+    spark: SparkSession, table: Table, version: int, files: Sequence[str], *how: str
+) -> Iterator[pa.Table]:
     for some in _bundles(files):
-        yield from portions(messages(spark.read.parquet(*some), *how).toArrow())
+        yield from portions(messages(table.rows(spark, some, version), *how).toArrow())
 
 
 def _bundles(files: Sequence[str]) -> Iterator[list[str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
 
+from sluice.errors import SluiceError
 from sluice.spark.faults import InvalidOption
-from sluice.spark.pipelines.queues import Queues, as_messages
+from sluice.spark.pipelines.queues import Queues, as_messages, reads
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,10 +68,49 @@ def find_function(named: str) -> Callable[[DataFrame], DataFrame]:
         raise InvalidOption(
             f"--function {named!r} cannot be loaded: {fault}", "See whether it is there"
         ) from None
+    except Exception as fault:  # whatever a module does when it is loaded
+        raise InvalidOption(
+            f"--function {named!r} cannot be loaded: {type(fault).__name__}: {fault}", "Mend the file"
+        ) from None
     if not callable(found):
         raise InvalidOption(f"{named} is no function", "Give one that takes a DataFrame and returns one")
-    function: Callable[[DataFrame], DataFrame] = found
-    return function
+
+    def change(messages: DataFrame) -> DataFrame:
+        return _changed(named, found, messages)
+
+    return change
+
+
+def _changed(named: str, function: Callable[[DataFrame], DataFrame], messages: DataFrame) -> DataFrame:
+    """What a function of the user gives. Whatever it raises is told with the line that it was raised in."""
+    from pyspark.errors import PySparkException
+
+    from sluice.spark.pipelines.running import explained
+
+    try:
+        given: object = function(messages)
+    except SluiceError:
+        raise
+    except Exception as fault:
+        words = f"{type(fault).__name__}: {fault}"
+        if isinstance(fault, PySparkException):
+            words = explained(fault).what
+        raise InvalidOption(
+            f"--function {named!r} has failed{_line_of(fault, function)}: {words}", "Mend the function"
+        ) from None
+    if not isinstance(given, type(messages)):
+        raise InvalidOption(
+            f"--function {named!r} gives {type(given).__name__}, not a DataFrame",
+            "Return the DataFrame that it makes",
+        )
+    return given
+
+
+def _line_of(fault: BaseException, function: Callable[..., object]) -> str:
+    """Where in the file of the function it happened; nothing if that is not known."""
+    file = getattr(getattr(function, "__code__", None), "co_filename", "")
+    lines = [one.lineno for one in traceback.extract_tb(fault.__traceback__) if one.filename == file]
+    return f" in {file}, line {lines[-1]}" if lines else ""
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -86,6 +127,14 @@ def _from_file(path: Path) -> ModuleType:
     return module
 
 
+def check_target(queue: str, to: str) -> None:
+    """A queue that feeds itself never ends."""
+    if reads(queue, to):
+        raise InvalidOption(
+            f"{to} is read from and written to: it would never end", "Give --to another queue"
+        )
+
+
 def start(
     spark: SparkSession,
     queues: Queues,
@@ -100,6 +149,7 @@ def start(
     rows_per_batch: int = 10_000,
 ) -> StreamingQuery:
     """Begin, or go on where it stopped. `checkpoint` is the memory of it: without it, a restart would repeat."""
+    check_target(queue, to)
     for name, value in STATE_SETTINGS.items():
         spark.conf.set(name, value)
     messages = queues.stream(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 
 from sluice.markup import Markup, Piece, element
+from sluice.spark.faults import InvalidOption
 from sluice.spark.pipelines.report.wording import moment
 
 
@@ -88,12 +91,28 @@ def render(title: str, subtitle: str, *inside: Piece, made_at: datetime | None =
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 
+def check(path: Path) -> None:
+    """Whether a report can be written there, before the work is done that it is to tell of."""
+    if path.is_dir():
+        raise InvalidOption(f"{path} is a directory", "Name a file for the report, such as report.html")
+    folder = next((one for one in path.absolute().parents if one.exists()), path)
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InvalidOption(
+            f"{path} cannot be written: {folder} is no directory that takes it", "Name another file"
+        )
+
+
 def save(page: str, path: Path) -> None:
     """Whole or not at all: who reloads a report while it is written anew sees the old one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.new")
-    fresh.write_text(page, "utf-8")
-    fresh.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(page, "utf-8")
+        fresh.replace(path)
+    except OSError as fault:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise InvalidOption(f"{path} cannot be written: {fault.strerror}", "Name another file") from None
 
 
 def _brand() -> Markup:

@@ -1,0 +1,39 @@
+"""`--help` without a type behind options that take no value: `--once`, not `--once <bool>`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def _without_type(parameters: Iterable[Any]) -> list[Any]:
+    found = list(parameters)
+    for one in found:
+        if getattr(one, "is_flag", False) and one.metavar is None:
+            one.metavar = ""
+    return found
+
+
+class PlainCommand(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_type(super().get_params(ctx))
+
+
+class PlainGroup(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_type(super().get_params(ctx))
+
+
+def explain_plainly(app: typer.Typer) -> None:
+    """All commands below, and their groups."""
+    app.info.cls = PlainGroup
+    for command in app.registered_commands:
+        command.cls = PlainCommand
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            explain_plainly(group.typer_instance)

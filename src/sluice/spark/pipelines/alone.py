@@ -1,0 +1,39 @@
+"""One run at a time: a locked file in the folder that two runs must not share.
+
+The lock is the operating system's and ends with the process that has it, however that ends; the file stays and means
+nothing. Where a file system knows no locks, what a table does by itself is left: no batch enters it twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from sluice.errors import SluiceError
+
+LOCK: Final = "_sluice.lock"  # Spark and readers of tables skip names with _
+
+
+class AtWork(SluiceError):
+    """Another process has the folder."""
+
+
+@contextmanager
+def alone(folder: Path, do: str = "Wait until it has ended") -> Iterator[None]:
+    """Have the folder for oneself, or say that another run has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AtWork(f"another run is at work with {folder}", do) from None
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(descriptor)
