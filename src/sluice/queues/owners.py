@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from librt.strings import read_i32_le, read_i64_le
+from librt.strings import read_i64_le
 from librt.vecs import vec
 from mypy_extensions import i64
 
@@ -28,7 +28,7 @@ from sluice.queues.rows import ADDRESS, ROW
 from sluice.queues.rows import FACTS as ROW_FACTS
 from sluice.queues.segments import Segments
 from sluice.queues.space import Space
-from sluice.store.protocol import KEY_AT, PID_AT, Record
+from sluice.store.protocol import ROW_BYTES, Record, address_of_row, pid_of_row
 
 # Notes, behind those of `keeping`.
 OWNER_MADE: Final = 48  # number, client, first sequence
@@ -39,7 +39,7 @@ OWNERS_SWEPT: Final = 52  # time in seconds: what is older is gone, of every own
 OWNER_PURGED: Final = 53  # number
 OWNER_GONE: Final = 54  # number
 
-TOGETHER: Final = 64  # values that are looked for together
+TOGETHER: Final = 64  # rows of an index that are looked at together
 
 
 class Owners:
@@ -377,21 +377,33 @@ class Owners:
         found = self.place_of(record)
         return found >= 0 and self.finder.address(found) == record.address
 
-    def bring_near(self, records: list[bytes | None], nth: i64) -> None:
-        """Values are about to be written anew: have what that needs near for the next of them (`Finder.bring_near`)."""
-        end = min(nth + TOGETHER, len(records))
+    def row_lives(self, rows: bytes, at: i64) -> bool:
+        """The same of a row as it stands in the index."""
+        finder = self.finder
+        found = finder.find_numbered(pid_of_row(rows, at) - FIRST_OWNER, mark_of_row(rows, at))
+        return found >= 0 and finder.address(found) == address_of_row(rows, at)
+
+    def bring_near(self, rows: bytes, at: i64) -> i64:
+        """Rows of an index are about to be looked at, of which a segment has hundreds of thousands: have what that
+        needs near for the next of them; up to which."""
+        finder = self.finder
+        end = min(at + TOGETHER * ROW_BYTES, len(rows))
         size: i64 = 0
-        while nth < end:
-            data = records[nth]
-            if data is not None:
-                pid: i64 = i64(read_i32_le(data, PID_AT)) & 0xFFFF_FFFF
-                if FIRST_OWNER <= pid < FIRST_PID:
-                    self._places[size] = self.finder.place_numbered(pid - FIRST_OWNER)
-                    self._marks[size] = read_i64_le(data, KEY_AT)
-                    size += 1
-            nth += 1
+        while at < end:
+            pid = pid_of_row(rows, at)
+            if FIRST_OWNER <= pid < FIRST_PID:
+                self._places[size] = finder.place_numbered(pid - FIRST_OWNER)
+                self._marks[size] = mark_of_row(rows, at)
+                size += 1
+            at += ROW_BYTES
         if size > 1:
-            self.finder.bring_near(self._places, self._marks, size)
+            finder.bring_near(self._places, self._marks, size)
+        return end
+
+
+def mark_of_row(rows: bytes, at: i64) -> i64:
+    """The same in a row of an index."""
+    return read_i64_le(rows, at + 24)
 
 
 def mark_in(record: Record) -> i64:

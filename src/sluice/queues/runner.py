@@ -19,28 +19,19 @@ from sluice.queues.engine import Engine
 from sluice.queues.exclusive import OwnedRead
 from sluice.queues.journal import Frame
 from sluice.queues.keeping import FIRST_OWNER, FIRST_PID, Kept
-from sluice.queues.owners import TOGETHER
 from sluice.queues.partition import Partition
 from sluice.queues.queue import Queue
 from sluice.queues.reading import Read
 from sluice.queues.recovery import EngineLoader
 from sluice.queues.rules import Rules
 from sluice.queues.saving import Saving
-from sluice.store.protocol import (
-    ROW_BYTES,
-    Record,
-    Recovery,
-    Store,
-    address_of_row,
-    pid_of_row,
-    read_row,
-)
+from sluice.store.protocol import ROW_BYTES, Record, Recovery, Store, pid_of_row, read_row
 
 LOOK_SECONDS: Final = 2.0  # a segment whose last messages do not go away for so long is compacted
 ROOM_SECONDS: Final = 1.0  # how long an emptied segment waits: others may be emptied meanwhile,
 ROOM_BYTES: Final = 4 << 20  # and a second longer for so many bytes of a snapshot: one is written for it
 COMPACT_BELOW: Final = 0.4  # a sealed segment of which less than this lives is written anew
-COMPACT_LASTING: Final = 0.4  # the same where most of what lives are last values of keys,
+COMPACT_LASTING: Final = 0.5  # the same where most of what lives are last values of keys,
 COMPACT_SWEPT: Final = (
     0.7  # and after a sweep: the disk then holds at most about one and a half times what lives
 )
@@ -391,10 +382,9 @@ class Runner:
         self._move()
 
     def _row_lives(self, rows: bytes, at: i64) -> bool:
-        """Whether a row of the index stands for a message that lives there. Those of owners are many, so it is asked
-        what the segment knows of them; a value is looked for once more before it is moved (`Exclusive.rewrite`)."""
+        """Whether a row of the index stands for a message that lives there. Those of owners are many."""
         if FIRST_OWNER <= pid_of_row(rows, at) < FIRST_PID:
-            return self.engine.segments.lasts(address_of_row(rows, at))
+            return self.engine.exclusive.row_lives(rows, at)
         return self._lives(read_row(rows, at))
 
     def _lives(self, record: Record) -> bool:
@@ -418,10 +408,13 @@ class Runner:
                 self._rows.pop(0)
                 self._row_at = 0
                 continue
-            if self._row_lives(rows, at):
-                living.append(read_row(rows, at))
-            self._row_at = int(at + ROW_BYTES)
-            looked += 1
+            end = self.engine.exclusive.bring_near(rows, at)
+            while at < end and len(living) < COMPACT_AT_ONCE:
+                if self._row_lives(rows, at):
+                    living.append(read_row(rows, at))
+                at += ROW_BYTES
+                looked += 1
+            self._row_at = int(at)
         if living or self._rows:
             self.read([int(record.address) for record in living], _MoveDone(self, living))
             return
@@ -433,9 +426,7 @@ class Runner:
             return
         engine = self.engine
         engine.now = self._clock()
-        for nth, (record, data) in enumerate(zip(living, records, strict=True)):
-            if nth % TOGETHER == 0:
-                engine.exclusive.bring_near(records, nth)
+        for record, data in zip(living, records, strict=True):
             if data is not None:
                 engine.rewrite(data, record.address)
             elif record.pid < FIRST_PID and self._lives(record):

@@ -1,19 +1,12 @@
-"""Which segments of the store still hold something that lives: what may be given back, and what is worth compacting.
-
-Of last values a segment also knows which of them live, a bit for each stretch of 64 bytes, in which no second record
-begins. Whether a value still lives where a row of the index says is else a look at its key, among millions that are in
-no cache, and compaction asks it of every row. The bits are 0.2 % of what the log has.
-"""
+"""Which segments of the store still hold something that lives: what may be given back, and what is worth compacting."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from librt.vecs import append, vec
-from mypy_extensions import i64, u8
+from mypy_extensions import i64
 
 NEAR: Final = 64
-STRETCH_BITS: Final = 6  # of 64 bytes, and a record has 68 at least
 
 
 class Segment:
@@ -25,26 +18,6 @@ class Segment:
             0  # of last values of keys, living or not: such go one by one, never all at once
         )
         self.looked: i64 = -1  # how many lived when compaction last looked
-        self._lasting: vec[u8] = vec[u8]()  # which last values live, by the stretch they begin in
-
-    def begin(self, address: i64) -> None:
-        """A last value lives there."""
-        stretch = (address & 0xFFFF_FFFF) >> STRETCH_BITS
-        while len(self._lasting) <= stretch >> 3:
-            self._lasting = append(self._lasting, u8(0))
-        self._lasting[stretch >> 3] |= u8(1 << (stretch & 7))
-
-    def end(self, address: i64) -> None:
-        """No more, if there was one."""
-        stretch = (address & 0xFFFF_FFFF) >> STRETCH_BITS
-        if stretch >> 3 < len(self._lasting):
-            self._lasting[stretch >> 3] &= u8(0xFF ^ (1 << (stretch & 7)))
-
-    def has(self, address: i64) -> bool:
-        stretch = (address & 0xFFFF_FFFF) >> STRETCH_BITS
-        return (
-            stretch >> 3 < len(self._lasting) and i64(self._lasting[stretch >> 3]) >> (stretch & 7) & 1 != 0
-        )
 
 
 class Segments:
@@ -84,7 +57,6 @@ class Segments:
             self._dropped[number & (NEAR - 1)] = segment
         segment.live -= 1
         segment.live_bytes -= size
-        segment.end(address)
         if segment.live == 0:
             self.emptied = True
 
@@ -92,12 +64,6 @@ class Segments:
         """The same for the last value of a key, which stays until it is replaced."""
         self.add(address, size)
         self._last.lasting_bytes += size
-        self._last.begin(address)
-
-    def lasts(self, address: i64) -> bool:
-        """Whether there is such a one."""
-        segment = self._by_number.get(int(address >> 32))
-        return segment is not None and segment.has(address)
 
     def free(self, kept: list[int]) -> list[int]:
         """Of the sealed segments `kept` by the store, those in which nothing lives."""
