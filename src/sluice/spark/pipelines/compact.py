@@ -72,14 +72,15 @@ def to_table(
     with alone(table.path / OWN), Door(queues.where) as door:
         version = table.version()
         start = door.advance(queue, group, {}, create=True)
-        end = door.offsets(queue).latest()
+        seen = door.offsets(queue)
+        end = seen.latest()
         fresh = _range(spark, queues, queue, start, end)
         read = fresh.count()
         rows = fresh
         if version >= 0 and table.files(version):
             rows = table.read(spark, version).unionByName(fresh, allowMissingColumns=True)
         keys = table.replace(latest(rows, by, drop_empty), version) if read else _count(table, spark)
-        door.advance(queue, group, end)
+        door.advance(queue, group, end, incarnation=seen.incarnation)
     return Compacted(read, keys)
 
 
