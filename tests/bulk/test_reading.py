@@ -18,6 +18,7 @@ import pytest
 import trustme
 
 from sluice.bulk.arrow import schema_of
+from sluice.bulk.worker import NICE
 from tests.admin.rest.conftest import until
 from tests.brokers import StartBroker
 from tests.bulk.conftest import CONFIG, BulkHouse, read_arrow
@@ -336,6 +337,25 @@ async def test_whoever_reads_beside_another_has_a_process_of_its_own_and_outlive
     for _ in range(3):  # one after the other they share one
         assert (await house.rows(start=0, end=500)).num_rows == 500
     assert worker_of(house) != first
+
+
+def maps_of(pid: int) -> str:
+    with open(f"/proc/{pid}/maps") as maps:
+        return maps.read()
+
+
+async def test_the_worker_gives_way_to_others_once_it_is_ready_and_loads_no_pandas(
+    own_house: BulkHouse,
+) -> None:
+    house = own_house
+    await house.make()
+    await house.fill(values(10))
+    assert (await house.rows()).num_rows == 10
+    worker = worker_of(house)
+    assert os.getpriority(os.PRIO_PROCESS, worker) == NICE
+    maps = maps_of(worker)
+    assert "/pyarrow/" in maps
+    assert "/pandas/" not in maps
 
 
 async def test_a_killed_worker_is_an_error_to_its_readers_and_to_nobody_else(own_house: BulkHouse) -> None:
