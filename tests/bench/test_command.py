@@ -129,6 +129,7 @@ def test_whoever_is_interrupted_leaves_no_process_and_no_directory(
             assert process.poll() is None
             time.sleep(0.05)
         assert len(below) >= 3  # itself, a broker and a generator
+        end = time.monotonic() + PATIENCE_SECONDS
         process.send_signal(number)
         _, said = process.communicate(timeout=PATIENCE_SECONDS)
     finally:
@@ -137,6 +138,8 @@ def test_whoever_is_interrupted_leaves_no_process_and_no_directory(
             process.wait()
     assert process.returncode == 130, said
     assert said == b""
+    while any(Path(f"/proc/{pid}").exists() for pid in below) and time.monotonic() < end:
+        time.sleep(0.05)  # who has ended is there until somebody has taken note of it
     assert [pid for pid in below if Path(f"/proc/{pid}").exists()] == []
     assert list(tmp_path.iterdir()) == []
 
