@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -342,10 +342,13 @@ def cutting_proxy(port: int, cuts: Callable[[int], int]) -> Iterator[int]:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
         server.join()
-        for one in sockets:
-            one.close()
+        for one in sockets:  # to close it would not wake who waits in it
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
         for thread in threads:
             thread.join()
+        for one in sockets:
+            one.close()
 
 
 def test_a_stream_that_is_cut_short_goes_on_behind_the_last_row(house: House) -> None:
