@@ -10,6 +10,9 @@ from typing import Final
 
 TICK: Final = 1 / os.sysconf("SC_CLK_TCK")
 _SCHEDULER: Final = 2  # of a process's three clocks, the one to the nanosecond
+# Words of /proc/PID/stat behind the name: user and system time of a process, and of those it has waited for.
+_ALL: Final = slice(11, 15)
+_ENDED: Final = slice(13, 15)
 
 
 def process_tree(pid: int) -> list[int]:
@@ -25,9 +28,12 @@ def process_tree(pid: int) -> list[int]:
 
 
 def cpu_of(pid: int) -> float:
-    """CPU seconds of a process, with the threads that have ended, and of all below it, with those that have ended too:
-    it does not become less when one of them does."""
-    return sum(_own_cpu_of(each) + _ended_cpu_of(each) for each in process_tree(pid))
+    """CPU seconds of a process, with the threads that have ended, and of all below it, with those that have ended too.
+
+    It does not become less when one of them ends: from then on the kernel has that one's time in ticks only, so all
+    that may end is counted in ticks from the beginning. The process itself is counted to the nanosecond."""
+    process, *below = process_tree(pid)
+    return _own_cpu_of(process) + _ticks_of(process, _ENDED) + sum(_ticks_of(one, _ALL) for one in below)
 
 
 def _own_cpu_of(pid: int) -> float:
@@ -38,13 +44,13 @@ def _own_cpu_of(pid: int) -> float:
         return 0.0  # it has ended meanwhile
 
 
-def _ended_cpu_of(pid: int) -> float:
-    """Of those whom it has started and waited for; the kernel keeps that in ticks."""
+def _ticks_of(pid: int, words: slice) -> float:
+    """Seconds that the kernel has noted in ticks."""
     try:
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        every = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
-    return (int(words[13]) + int(words[14])) * TICK
+    return sum(int(word) for word in every[words]) * TICK
 
 
 def memory_of(pid: int) -> int:
