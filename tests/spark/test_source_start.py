@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from pyspark.sql import SparkSession
 from sluice.spark import Door, Where, session
 from sluice.spark.faults import InvalidOption, NoJava
 from sluice.spark.java import check_java
+from sluice.spark.near import ENABLED, FOLDER, unix_sockets
 from sluice.spark.session import LARGE_CHUNKS, settings_for
 from tests.brokers import StartBroker
 from tests.conformance.conftest import Certificates, certificates
@@ -50,11 +52,28 @@ def test_java_of_a_local_session_keeps_the_memory_of_batches_unless_it_is_told_o
     assert name not in settings_for("", {})
 
 
+def test_java_and_python_meet_where_nobody_else_may_enter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = unix_sockets()
+    folder = Path(settings[FOLDER])
+    assert settings[ENABLED] == "true" and folder.stat().st_mode & 0o777 == 0o700
+    folder.rmdir()
+    deep = tmp_path / ("deep" * 20)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    assert unix_sockets() == {}, "the name of a socket there would be too long for the system"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    assert unix_sockets() == {}
+
+
 def test_a_session_has_what_people_forget(spark: SparkSession) -> None:
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
     assert spark.sparkContext.master == "local[2,3]"
     assert spark.conf.get("spark.driver.host") == "127.0.0.1"
     assert spark.conf.get("spark.driver.defaultJavaOptions") == LARGE_CHUNKS
+    assert spark.range(3).rdd.map(lambda row: row.id).sum() == 3
+    assert list(Path(str(spark.conf.get(FOLDER))).glob(".*.sock")), "the line to a Python process"
     java = spark.sparkContext._jvm
     assert java is not None
     assert java.java.lang.System.getProperty("io.netty.allocator.maxOrder") == "11"

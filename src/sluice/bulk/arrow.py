@@ -7,20 +7,25 @@ is cast on the way. The only module that a reader's path needs pyarrow for; who 
 from __future__ import annotations
 
 from array import array
-from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from sluice.bulk import columns as made
 from sluice.bulk.columns import Columns, Numbers, Texts
+from sluice.bulk.gathering import Gathered
 from sluice.queues.ports import Codec
 
 if TYPE_CHECKING:
+    from mmap import mmap
+
     import pyarrow as pa
 
 BATCH_ROWS: Final = 8192
 BATCH_BYTES: Final = 8 << 20
 END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # of an Arrow stream
+_NOWHERE: Final = 64  # an address that is never looked at: no page of any process has it
+
+Part = memoryview | Gathered
 
 BASE: Final = (
     "key",
@@ -91,6 +96,14 @@ def usual(headers: bool, dead_letters: bool) -> list[str]:
     return [*BASE, *([HEADERS] if headers else []), *(STORY if dead_letters else [])]
 
 
+def address_of(mapped: mmap) -> tuple[int, object]:
+    """Where a map is in memory, and what keeps it there."""
+    import pyarrow as pa
+
+    kept = pa.py_buffer(mapped)
+    return kept.address, kept
+
+
 def schema_of(names: list[str]) -> pa.Schema:
     import pyarrow as pa
 
@@ -113,29 +126,28 @@ def schema_of(names: list[str]) -> pa.Schema:
     return pa.schema([(name, types.get(name, pa.string())) for name in names])
 
 
-@cache
-def _even() -> Any:
-    """Every second one. Made once: for a short range it would cost more than all the rest."""
-    import pyarrow as pa
-
-    return pa.array(range(0, 2 * BATCH_ROWS, 2), pa.int32())
-
-
 class Parts:
-    """What Arrow writes of a stream, in the parts in which it writes it: the buffers themselves, and no copy."""
+    """What Arrow writes of a stream, in the parts in which it writes it: the buffers themselves, and no copy. For
+    `missing`, a buffer that Arrow knows by its length only, something else is put."""
 
     closed = False
 
     def __init__(self) -> None:
-        self._parts: list[memoryview] = []
+        self._parts: list[Part] = []
+        self.missing: tuple[int, int] = (0, 0)  # its address and length; nothing reads there
+        self.instead: list[Part] = []
 
     def write(self, data: Any) -> None:
-        self._parts.append(memoryview(data))
+        if self.instead and (getattr(data, "address", 0), len(data)) == self.missing:
+            self._parts += self.instead
+            self.instead = []
+        else:
+            self._parts.append(memoryview(data))
 
     def flush(self) -> None:
         pass
 
-    def take(self) -> list[memoryview]:
+    def take(self) -> list[Part]:
         found, self._parts = self._parts, []
         return found
 
@@ -170,7 +182,7 @@ class Batches:
         """How the stream begins."""
         return bytes(self.schema.serialize())
 
-    def take(self) -> list[memoryview]:
+    def take(self) -> list[Part]:
         """What was added, as the bytes of one batch."""
         import pyarrow as pa
 
@@ -179,6 +191,10 @@ class Batches:
         self.columns.begin()
         self._stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
         return self._parts.take()
+
+    def take_copied(self) -> list[memoryview]:
+        """The same of a batch whose values have no addresses."""
+        return [part for part in self.take() if isinstance(part, memoryview)]
 
     def _array(self, field: pa.Field, rows: int) -> Any:
         name = field.name
@@ -199,16 +215,17 @@ class Batches:
         return make(field.type, rows, column)
 
     def _values(self, rows: int) -> Any:
-        """Those that were gathered, and behind them those that were copied."""
+        """Those that are sent from where they are, and behind them those that were copied."""
         import pyarrow as pa
 
-        count, offsets = self.columns.spots.take()
-        copied = _text_array(pa.binary(), rows - count, self.columns.value)
-        if not count:
-            return copied
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.columns.mapped)]
-        found = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers).take(_even().slice(0, count))
-        return found if count == rows else pa.concat_arrays([found, copied])
+        spots, offsets, copied = self.columns.value.take()
+        data = pa.py_buffer(copied)
+        whole = int.from_bytes(offsets[-4:], "little")
+        if len(copied) < whole:
+            data = pa.foreign_buffer(_NOWHERE, whole)
+            self._parts.missing = (_NOWHERE, whole)
+            self._parts.instead = [Gathered(spots, offsets), memoryview(copied)]
+        return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), data])
 
     def _map(self, rows: int) -> Any:
         import pyarrow as pa

@@ -8,9 +8,9 @@ pyarrow nor where a window comes from.
     numbers          values, little endian; a bit for each row where some are null
     map              offsets into two columns, one of names and one of values
 
-Values are most of the bytes, and are not copied here at all as long as they lie one behind the other in one segment:
-`Spots` says where, and Arrow gathers them out of the map. The rest of a batch in which they do not (a compressed one,
-one that was moved, the next segment) is copied like any other text.
+Values are most of the bytes, and are not copied here at all as long as they lie in the map of a segment: `Values` says
+where, and the system takes them from there when the batch is sent (`bulk/gathering.py`). Those that do not (compressed
+ones, and all behind the first of them in a batch) are copied like any other text.
 """
 
 from __future__ import annotations
@@ -178,30 +178,46 @@ class Numbers:
         return found
 
 
-class Spots:
-    """Where values stand in a map of their segment: begin and end of each, which is how Arrow writes the offsets of
-    texts that lie side by side, a value and what is between it and the next in turn."""
+class Values:
+    """The column of values, of which none is null. The first of a batch are not copied: for each there is a spot,
+    i64 address and i64 size, which is how the system wants to be told what to write (`struct iovec`). From the first
+    one on that has no address, all are."""
 
     def __init__(self) -> None:
-        self.count: i64 = 0
-        self._end: i64 = 0
-        self._out = BytesWriter()
+        self._rows: i64 = 0
+        self._end: i64 = 0  # of the last value in the column
+        self._spots = BytesWriter()
+        self._offsets = BytesWriter()
+        self._data = BytesWriter()
+        write_i32_le(self._offsets, 0)
 
-    def add(self, start: i64, end: i64) -> bool:
-        """False when it lies before another one."""
-        if start < self._end:
-            return False
-        write_i32_le(self._out, i32(start))
-        write_i32_le(self._out, i32(end))
-        self._end = end
-        self.count += 1
-        return True
+    def add(self, window: bytes, start: i64, end: i64, memory: i64) -> None:
+        """`memory` is where the value is, and stays until the batch is sent; 0 if only in the window."""
+        if memory and i64(len(self._spots)) == 16 * self._rows:
+            write_i64_le(self._spots, memory)
+            write_i64_le(self._spots, end - start)
+        elif end > start:
+            self._data.write(window[start:end])
+        self._next(end - start)
 
-    def take(self) -> tuple[int, bytes]:
-        found = (int(self.count), self._out.getvalue())
-        self._out.truncate(0)
-        self.count = 0
+    def add_whole(self, data: bytes) -> None:
+        self._data.write(data)
+        self._next(len(data))
+
+    def _next(self, size: i64) -> None:
+        self._rows += 1
+        self._end += size
+        write_i32_le(self._offsets, i32(self._end))
+
+    def take(self) -> tuple[bytes, bytes, bytes]:
+        """The spots of the first rows, the offsets of all, what was copied of the rest; the column is empty again."""
+        found = (self._spots.getvalue(), self._offsets.getvalue(), self._data.getvalue())
+        self._spots.truncate(0)
+        self._offsets.truncate(0)
+        self._data.truncate(0)
+        self._rows = 0
         self._end = 0
+        write_i32_le(self._offsets, 0)
         return found
 
 
@@ -214,9 +230,7 @@ class Columns:
         self.missing: bool = False  # a message was not where it should be
         self.bytes: i64 = 0  # of values and headers: what makes a batch large
         self.key: Texts = Texts()
-        self.value: Texts = Texts()  # of the rows behind those of which `spots` knows
-        self.spots: Spots = Spots()
-        self.mapped: mmap | None = None  # where the spots are
+        self.value: Values = Values()
         self.message_id: Texts = Texts()
         self.topic: Texts = Texts()
         self.names: Texts = Texts()  # of headers
@@ -239,9 +253,9 @@ class Columns:
         self._story: list[int] = [-1] * (2 * _STORIES)
         write_i32_le(self._pairs, 0)
 
-    def add(self, window: bytes, at: i64, size: i64, seq: i64, part: i64 = 0, base: i64 = -1) -> bool:
+    def add(self, window: bytes, at: i64, size: i64, seq: i64, part: i64 = 0, memory: i64 = 0) -> bool:
         """Take the record at `window[at:]`. False when it is not the message `seq` of this part, whole and sound.
-        `base`: where the window begins in `mapped`, if it is a part of that."""
+        `memory`: where the window can be found until the batch is sent; 0 if nowhere."""
         if size < HEADER_BYTES + 28 or at < 0 or at + size > len(window):
             return False
         if i64(read_i32_le(window, at + 4)) & 0xFFFF_FFFF != size:
@@ -273,12 +287,7 @@ class Columns:
                 self.value.add_whole(payload)
                 self.bytes += len(payload)
             else:
-                if (
-                    base < 0
-                    or self.spots.count < self.rows
-                    or not self.spots.add(base + start_value, base + at + size)
-                ):
-                    self.value.add(window, start_value, at + size)
+                self.value.add(window, start_value, at + size, memory + start_value if memory else 0)
                 self.bytes += at + size - start_value
         if wanted & KEY:
             if start_topic > start_key:
@@ -312,33 +321,32 @@ class Columns:
         self,
         window: bytes,
         start: i64,
-        is_mapped: bool,
+        memory: i64,
         merged: bytes,
         nth: i64,
         end: i64,
         most: i64,
         most_bytes: i64,
     ) -> i64:
-        """Take the messages at places `nth` to `end` out of a window that begins at `start` of their segment, until the
-        batch is full; which one comes next. `missing` says that it is not where it should be."""
-        base: i64 = start if is_mapped else -1
+        """Take the messages at places `nth` to `end` out of a window that begins at `start` of their segment, and in
+        memory at `memory`, until the batch is full; which one comes next. `missing` says that it is not where it
+        should be."""
         while nth < end and self.rows < most and self.bytes < most_bytes:
             at: i64 = nth * MERGED_BYTES
             offset: i64 = (read_i64_le(merged, at + 8) & 0xFFFF_FFFF) - start
             size: i64 = i64(read_i32_le(merged, at + 16)) & 0xFFFF_FFFF
             part: i64 = i64(read_i32_le(merged, at + 20))
-            if not self.add(window, offset, size, read_i64_le(merged, at), part, base):
+            if not self.add(window, offset, size, read_i64_le(merged, at), part, memory):
                 self.missing = True
                 return nth
             nth += 1
         return nth
 
-    def add_mapped(self, mapped: mmap, merged: bytes, nth: i64, most: i64, most_bytes: i64) -> i64:
-        """Take the messages from place `nth` on out of the map of their segment, as long as they are in that one and
-        the batch is not full; which one comes next."""
-        if self.rows == 0:
-            self.mapped = mapped
-        is_mapped = self.mapped is mapped
+    def add_mapped(
+        self, mapped: mmap, memory: i64, merged: bytes, nth: i64, most: i64, most_bytes: i64
+    ) -> i64:
+        """Take the messages from place `nth` on out of the map of their segment, which is in memory at `memory`, as
+        long as they are in that one and the batch is not full; which one comes next."""
         segment: i64 = read_i64_le(merged, nth * MERGED_BYTES + 8) >> 32
         count: i64 = len(merged) // MERGED_BYTES
         while nth < count and self.rows < most and self.bytes < most_bytes:
@@ -350,7 +358,7 @@ class Columns:
             last: i64 = (end - 1) * MERGED_BYTES
             stop: i64 = (read_i64_le(merged, last + 8) & 0xFFFF_FFFF) + i64(read_i32_le(merged, last + 16))
             window = mapped[int(start) : int(stop)]
-            nth = self.add_places(window, start, is_mapped, merged, nth, end, most, most_bytes)
+            nth = self.add_places(window, start, memory + start, merged, nth, end, most, most_bytes)
             if self.missing:
                 break
         return nth
@@ -367,7 +375,6 @@ class Columns:
         """All columns were taken: a new batch."""
         self.rows = 0
         self.bytes = 0
-        self.mapped = None
 
     # ---- headers
 

@@ -406,7 +406,7 @@ class LocalReading:
 
     def _build(self, part: Part, found: Slice) -> tuple[bytes, int]:
         """The batches of a slice, and how far they go."""
-        parts: list[bytes | memoryview] = []
+        parts: list[memoryview] = []
         if self._batches is None:
             self._batches = self._batches_of(part.partition, found.pid)
         batches = self._batches
@@ -417,9 +417,9 @@ class LocalReading:
                 reached = seq
                 break
             if batches.columns.bytes >= BATCH_BYTES:
-                parts += batches.take()
+                parts += batches.take_copied()
         if batches.columns.rows:
-            parts += batches.take()
+            parts += batches.take_copied()
         return b"".join(parts), reached
 
     def _batches_of(self, partition: int, pid: int) -> Batches:

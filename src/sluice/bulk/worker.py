@@ -24,10 +24,11 @@ import threading
 from collections import deque
 from contextlib import suppress
 from mmap import ACCESS_READ, mmap
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sluice.bulk import words
-from sluice.bulk.arrow import ALL, BATCH_BYTES, BATCH_ROWS, END, Batches
+from sluice.bulk.arrow import ALL, BATCH_BYTES, BATCH_ROWS, END, Batches, Part, address_of
+from sluice.bulk.gathering import Gathered
 from sluice.bulk.merging import MERGED_BYTES, Merge, without
 from sluice.bulk.words import HEAD, MERGED, PART
 from sluice.queues.compression import ZstdCodec
@@ -81,39 +82,55 @@ class Way:
         self._poll.register(fd, select.POLLOUT)
         self._poll.register(line_fd, 0)  # a hang-up is told without being asked for
 
-    def write(self, *data: bytes | memoryview) -> None:
-        whole = [memoryview(part) for part in data]
+    def write(self, *data: Part) -> None:
+        whole = deque(data)
         if self._chunked:
-            size = sum(len(part) for part in whole)
-            whole = [memoryview(b"%x\r\n" % size), *whole, memoryview(b"\r\n")]
-        parts = deque(
-            part[at : at + PIECE_BYTES] for part in whole for at in range(0, len(part), PIECE_BYTES)
-        )
-        while parts:
+            whole.appendleft(memoryview(b"%x\r\n" % sum(len(part) for part in data)))
+            whole.append(memoryview(b"\r\n"))
+        while whole:
             try:
-                sent = os.writev(self._fd, _about(parts, PIECE_BYTES))
+                self._send_some(whole)
             except BlockingIOError:
                 ready = self._poll.poll(STALL_SECONDS * 1000)
                 if not ready or any(fd == self._line_fd for fd, _ in ready):
                     raise Gone from None
-                continue
             except OSError:
                 raise Gone from None
-            while parts and sent >= len(parts[0]):
-                sent -= len(parts.popleft())
-            if sent:
-                parts[0] = parts[0][sent:]
+
+    def _send_some(self, parts: deque[Part]) -> None:
+        """About PIECE_BYTES of them, or as many as are taken; what was sent is left out from then on."""
+        first = parts[0]
+        if isinstance(first, Gathered):
+            if first.send(self._fd, PIECE_BYTES):
+                parts.popleft()
+            return
+        sent = os.writev(self._fd, _about(parts, PIECE_BYTES))
+        while sent >= len(first):
+            sent -= len(first)
+            parts.popleft()
+            if not parts or isinstance(parts[0], Gathered):
+                return
+            first = parts[0]
+        parts[0] = first[sent:]
 
 
-def _about(parts: deque[memoryview], size: int) -> list[memoryview]:
-    """The first of them, together as long as that or a little more."""
+def _about(parts: deque[Part], size: int) -> list[memoryview]:
+    """The first of them, together at most as long as that: up to one that is to be gathered."""
     found: list[memoryview] = []
     for part in parts:
-        found.append(part)
-        size -= len(part)
-        if size <= 0 or len(found) == MOST_PARTS:
+        if isinstance(part, Gathered) or size <= 0 or len(found) == MOST_PARTS:
             break
+        found.append(part[:size])
+        size -= len(part)
     return found
+
+
+class Log(NamedTuple):
+    """A log that is mapped, and where in memory; `kept` holds it there."""
+
+    mapped: mmap
+    address: int
+    kept: object
 
 
 class Segments:
@@ -122,7 +139,7 @@ class Segments:
     broker maps nothing, because a page that must be fetched would hold its interpreter; here only this reader waits."""
 
     def __init__(self) -> None:
-        self._mapped: dict[str, mmap] = {}
+        self._mapped: dict[str, Log] = {}
         self._lock = threading.Lock()
         self._readers = 0
 
@@ -137,28 +154,31 @@ class Segments:
             if not self._readers:
                 self._mapped.clear()
 
-    def map(self, path: str, end: int) -> mmap | None:
+    def map(self, path: str, end: int) -> Log | None:
         """The map of a log that reaches to `end`; None where there is no such log, or it does not."""
         with self._lock:
-            mapped = self._mapped.pop(path, None)
-            if mapped is None or len(mapped) < end:
-                mapped = _mapped(path, end)
-            if mapped is not None:
-                self._mapped[path] = mapped
+            log = self._mapped.pop(path, None)
+            if log is None or len(log.mapped) < end:
+                log = _mapped(path, end)
+            if log is not None:
+                self._mapped[path] = log
                 if len(self._mapped) > OPEN_FILES:
                     del self._mapped[next(iter(self._mapped))]  # unmapped when no batch needs it any more
-            return mapped
+            return log
 
 
-def _mapped(path: str, end: int) -> mmap | None:
+def _mapped(path: str, end: int) -> Log | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
-        return mmap(fd, 0, access=ACCESS_READ) if os.fstat(fd).st_size >= end else None
+        if os.fstat(fd).st_size < end:
+            return None
+        mapped = mmap(fd, 0, access=ACCESS_READ)
     finally:
         os.close(fd)
+    return Log(mapped, *address_of(mapped))
 
 
 SEGMENTS: Final = Segments()
@@ -172,6 +192,7 @@ class Reading:
         self._way_fd = way_fd
         self._ahead: deque[tuple[bytes, bytes]] = deque()
         self._is_begun = False
+        self._logs: list[Log] = []  # that values of the batch are in
 
     def run(self) -> None:
         kind, body = self._line.next()
@@ -193,7 +214,7 @@ class Reading:
                 self._hear(*(self._ahead.popleft() if self._ahead else self._line.next()))
         self._send()
         self._begin()
-        self._way.write(END)
+        self._way.write(memoryview(END))
         self._line.tell(is_ended=True)
 
     def _hear(self, kind: bytes, body: bytes) -> None:
@@ -218,7 +239,7 @@ class Reading:
             if kind == words.GO:
                 break
             self._ahead.append((kind, body))
-        self._way.write(self._batches.head())
+        self._way.write(memoryview(self._batches.head()))
 
     def _read(self, merged: bytes) -> None:
         """Take the rows at these places, and send what is a full batch by then. One that is not where it should be is
@@ -228,11 +249,12 @@ class Reading:
         while nth * MERGED_BYTES < len(merged):
             seq, address, size, part = MERGED.unpack_from(merged, nth * MERGED_BYTES)
             path = f"{self._directory}/{log_name(address >> 32)}"
-            mapped = SEGMENTS.map(path, (address & 0xFFFF_FFFF) + size)
-            columns.missing = mapped is None
+            log = SEGMENTS.map(path, (address & 0xFFFF_FFFF) + size)
+            columns.missing = log is None
             before = nth
-            if mapped is not None:
-                nth = columns.add_mapped(mapped, merged, nth, BATCH_ROWS, BATCH_BYTES)
+            if log is not None:
+                self._logs.append(log)
+                nth = columns.add_mapped(log.mapped, log.address, merged, nth, BATCH_ROWS, BATCH_BYTES)
             if columns.missing and nth == before:
                 self._send()  # nobody knows how long it takes to find the other one
                 self._skips.add(part)
@@ -248,6 +270,7 @@ class Reading:
             batch = self._batches.take()
             self._begin()
             self._way.write(*batch)
+        self._logs.clear()
 
 
 def serve(fds: list[int]) -> None:

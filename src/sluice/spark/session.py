@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from sluice.spark.faults import InvalidOption
 from sluice.spark.home import lean_home
 from sluice.spark.java import check_java
+from sluice.spark.near import unix_sockets
 from sluice.spark.steady import steady
 
 if TYPE_CHECKING:
@@ -54,9 +55,11 @@ def session(app: str = "sluice", master: str = "", **settings: str) -> SparkSess
         builder = builder.master(chosen)
     if chosen.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)  # else Spark begins with two warnings about names
-    for name, value in settings_for(chosen, settings).items():
+    is_new = chosen.startswith("local") and SparkSession.getActiveSession() is None
+    told = {**(unix_sockets() if is_new else {}), **settings_for(chosen, settings)}
+    for name, value in told.items():
         builder = builder.config(name, value)
-    if not chosen.startswith("local") or SparkSession.getActiveSession() is not None:
+    if not is_new:
         return steady(builder.getOrCreate())
     with lean_home():
         return steady(builder.getOrCreate())
