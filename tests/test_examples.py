@@ -96,6 +96,7 @@ def test_consumer_mqttjs(broker: Broker) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.own_java
 @pytest.mark.timeout(240)
 def test_spark_pipeline(start_broker: StartBroker) -> None:
     need_program("java")

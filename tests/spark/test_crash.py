@@ -13,6 +13,7 @@ from tests.spark.processes import Watch
 
 
 @pytest.mark.spark
+@pytest.mark.own_java
 @pytest.mark.timeout(420)
 def test_every_message_is_once_in_the_queue_and_once_in_the_table_whoever_is_killed(tmp_path: Path) -> None:
     need_program("java")

@@ -133,6 +133,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.spark
+@pytest.mark.own_java
 def test_a_pipeline_runs_on_a_cluster_by_spark_submit(house: House, cluster: Cluster, tmp_path: Path) -> None:
     house.make(partitions=2)
     house.fill([f"m{nth}" for nth in range(20)])
