@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -11,6 +17,169 @@ from typer.testing import CliRunner, Result
 
 from sluice.cli import app, sparking
 from sluice.cli.output import Output
+from sluice.spark.pipelines import flow, queues, spans
+from sluice.spark.pipelines.report import charts, wording
+from sluice.spark.pipelines.windows import LEAST, STEP, Count, Windows, seconds_of
+
+NOON = datetime(2030, 5, 17, 12, 0, tzinfo=UTC)
+HOUR = 3600
+DAY = 24 * HOUR
+
+
+def counted(
+    start: int, messages: int, queue: str = "jobs", seconds: int = 60, taking: float | None = None
+) -> Count:
+    """What Spark brings for messages that all took the same time."""
+    step = None
+    if taking is not None:
+        step = next(nth for nth in range(2000) if taking < LEAST * STEP**nth)
+    return Count(start, start + seconds, queue, step, messages, 10 * messages, taking)
+
+
+def windows(*counts: Count, most: int = 5000) -> Windows:
+    found = Windows(most=most)
+    found.add(counts)
+    return found
+
+
+@contextmanager
+def zone(name: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as elsewhere:
+        elsewhere.setenv("TZ", name)
+        time.tzset()
+        yield
+    time.tzset()
+
+
+# ---- windows
+
+
+def test_windows_are_the_same_in_whatever_order_their_messages_come() -> None:
+    counts = [
+        counted(60 * nth, 5, queue, taking=seconds)
+        for nth in range(30)
+        for queue in ("a", "b")
+        for seconds in (0.01, 2.5)
+    ]
+    known = list(windows(*counts))
+    random.Random(7).shuffle(counts)
+    late = Windows()
+    for one in counts:  # each in a batch of its own, the past of a partition behind the present of another
+        late.add([one])
+    assert list(late) == known and late.total().messages == 600
+
+
+def test_percentiles_of_all_messages_are_not_those_of_the_windows() -> None:
+    quiet = [counted(60 * nth, 1, taking=10.0) for nth in range(9)]
+    found = windows(*quiet, counted(600, 991, taking=0.1))
+    told = flow.summary(found)["latency"]
+    assert told["p50"] == pytest.approx(0.1, rel=0.025) and told["p99"] == pytest.approx(0.1, rel=0.025)
+    assert (told["p99_worst"], told["slowest"]) == (pytest.approx(10.0, rel=0.025), 10.0)
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.0015, 0.25, 3.0, 86_400.0])
+def test_a_latency_is_told_within_a_fortieth_and_never_beyond_the_slowest(seconds: float) -> None:
+    [row] = windows(counted(0, 3, taking=seconds))
+    assert row["p50"] == pytest.approx(seconds, rel=0.025)
+    assert row["p99"] <= row["slowest"] == seconds
+    assert seconds_of(0) == 0.0
+
+
+def test_windows_become_longer_before_they_become_too_many_and_nothing_is_lost() -> None:
+    found = windows(*(counted(60 * nth, 2) for nth in range(10_000)), most=1000)
+    assert len(found) <= 1000 and found.total().messages == 20_000
+    assert (found.wanted, found.seconds) == (60, 900)
+    assert found.peak() == pytest.approx(2 / 60)
+    assert "Windows of 1 min would be too many: these are of 15 min" in flow.report(found, "jobs", NOON)
+    many = windows(*(counted(0, 1, f"q{nth}") for nth in range(50)), most=10)
+    assert len(many.queues()) == 50 and many.total().messages == 50
+
+
+def test_two_messages_a_year_apart_make_a_small_page() -> None:
+    for seconds in (1, 7, 60):
+        found = windows(counted(0, 1, seconds=seconds), counted(364 * DAY, 1, seconds=seconds))
+        assert found.seconds == seconds and len(found) == 2
+        assert len(flow.report(found, "jobs", NOON)) < 100_000
+    assert "<circle" in flow.report(windows(counted(0, 1), counted(120, 1)), "jobs", NOON)
+
+
+def test_spans_are_never_too_many_however_long_it_is() -> None:
+    for size in (1, 7, 10, 60, 300, 3600, DAY, 1_000_000):
+        for seconds in (0, 100, DAY, 400 * DAY, 60_000 * DAY):
+            found = spans.coarser(size, seconds, 96)
+            assert seconds / found <= 96 and found % size == 0
+    assert spans.coarser(60, 6 * HOUR, 96) == 300
+
+
+@pytest.mark.parametrize("place", ["Europe/Berlin", "America/New_York", "Asia/Kolkata"])
+@pytest.mark.parametrize("month", [3, 10, 11])
+def test_a_flow_across_a_change_of_the_clocks_has_all_its_windows(place: str, month: int) -> None:
+    first = int(datetime(2026, month, 1, tzinfo=UTC).timestamp())
+    with zone(place):
+        found = windows(*(counted(first + HOUR * nth, 100, seconds=HOUR) for nth in range(31 * 24)))
+        told = flow.summary(found)
+        assert (told["windows"], told["peak_per_second"]) == (31 * 24, 100 / HOUR)
+        assert all(one["end"] - one["start"] == timedelta(hours=1) for one in found)
+        assert "2026" in flow.report(found, "jobs", NOON)
+
+
+# ---- words and charts
+
+
+def test_the_labels_of_an_axis_are_all_different() -> None:
+    for axis in (charts.NUMBERS, charts.COUNTS, charts.TIMES):
+        for power in range(-8, 9):
+            for digit in (0, 1, 1.3, 2, 3.7, 5, 6, 8, 9.9):
+                top, ticks = axis.scale(digit * 10.0**power)
+                said = [axis.show(tick) for tick in ticks]
+                assert top >= digit * 10.0**power * 0.999 and len(set(said)) == len(said) > 1, said
+    assert [wording.lasting(tick) for tick in charts.scale_duration(5000)[1]] == [
+        "0 ms",
+        "30 min",
+        "1 h",
+        "1 h 30 min",
+    ]
+
+
+def test_rates_are_told_per_what_makes_a_number_of_them() -> None:
+    rates = (0.0, 1 / DAY / 2, 1 / 300, 1 / 60, 0.5, 2.5, 1234)
+    assert [wording.rate(one) for one in rates] == [
+        "0/s",
+        "0.5/d",
+        "12/h",
+        "1/min",
+        "30/min",
+        "2.5/s",
+        "1.2k/s",
+    ]
+    slow = flow.report(windows(counted(0, 1, seconds=300), counted(300, 1, seconds=300)), "jobs", NOON)
+    assert "messages per hour" in slow and "12/h" in slow and "0/s" not in slow
+    assert wording.rate(1 / 300, like=5.0) == "0.00333/s"  # in one column with others
+
+
+def test_latencies_of_nothing_have_an_axis_too() -> None:
+    page = flow.report(windows(counted(0, 5, taking=0.0), counted(60, 5, taking=0.0)), "jobs", NOON)
+    assert [re.search(f">{nth} ms</text>", page) is not None for nth in range(5)] == [True] * 5
+
+
+def test_queues_beyond_those_that_have_a_colour_are_told_as_one() -> None:
+    found = windows(
+        *(counted(60 * nth, 100 - queue, f"q{queue:02}") for nth in range(2) for queue in range(60))
+    )
+    page = flow.report(found, "all", NOON)
+    assert "q06" in page and "53 others" in page
+    assert "The 50 busiest; and 10 others, not shown." in page
+    eight = flow.report(windows(*(counted(0, 1, f"q{nth}") for nth in range(8))), "all", NOON)
+    assert "other" not in eight
+
+
+# ---- commands
+
+
+def test_a_comma_in_the_name_of_a_queue_is_a_part_of_it() -> None:
+    assert queues.exactly("a/b", "c") == "a/b,c"
+    told = queues.exactly("a,b", "c.d")
+    assert [name for name in ("a,b", "c.d", "a", "b", "cxd") if queues.reads(told, name)] == ["a,b", "c.d"]
 
 
 def command(*words: str) -> Result:
@@ -22,6 +191,7 @@ def test_an_option_that_would_do_nothing_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sparking.SparkVisit, "check_queue", lambda visit, name: letters)
     table = ["--to", str(tmp_path / "table")]
     for words, said in (
+        (["flow", "-q", "a", "--every", "10s"], "--every does nothing without --follow"),
         (["compact", "-q", "a", "--to-queue", "b", "--group", "g"], "--group does nothing with --to-queue"),
         (["archive", "-q", "dlq/a", *table, "-g", "g"], "--group does nothing for dlq/a"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,11 +12,11 @@ from sluice.cli.failures import SOMETHING_WRONG, wrong_command
 from sluice.cli.findings import show_causes, show_flow, show_verdict
 from sluice.cli.moments import moment
 from sluice.cli.pipeline_options import Every, FailedQueue, Queue, Report
-from sluice.cli.sparking import SparkVisit, leave, pipeline, the_only
+from sluice.cli.sparking import SparkVisit, at_work, leave, needless, pipeline, the_only
 from sluice.cli.streaming import run_stream, spark_time
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row
+    from sluice.spark.pipelines.windows import Windows
 
 
 def add_to(app: typer.Typer) -> None:
@@ -40,13 +41,15 @@ def dead_letters(
         page.check(to)
     homes = visit.homes(queue)
     if homes:
-        with visit.spark() as spark:
+        with visit.spark() as spark, at_work(visit, "reading dead letters"):
             from pyspark.sql import functions as f
+
+            from sluice.spark.pipelines.queues import exactly
 
             if queue:
                 letters = visit.queues.letters(spark, queue, homes, headers=False)
             else:
-                letters = visit.queues.read(spark, ",".join(homes), headers=False)
+                letters = visit.queues.read(spark, exactly(*homes), headers=False)
             if begin:
                 letters = letters.where(f.coalesce("dead_at", "timestamp") >= f.lit(begin).cast("timestamp"))
             found = making.look(letters)
@@ -63,6 +66,7 @@ def dead_letters(
 
 def flow(
     visit: SparkVisit,
+    context: typer.Context,
     queue: Queue = "",
     source: Annotated[
         Path | None, typer.Option("--from", metavar="DIR", help="An archive, in place of --queue.")
@@ -83,7 +87,10 @@ def flow(
     the_only(queue=queue, **{"from": source})
     if follow and (to is None or source is not None):
         raise wrong_command("--follow watches a queue and writes a report", "Give --queue and --to")
+    if not follow:
+        needless(context, "every", "without --follow", "Leave it out, or go on with --follow")
     from sluice.spark.pipelines import flow as making
+    from sluice.spark.pipelines.queues import exactly
     from sluice.spark.pipelines.report import page
     from sluice.spark.pipelines.tables import open_table
 
@@ -96,46 +103,52 @@ def flow(
     else:
         visit.check_queue(queue)
     named = queue or str(source)
+
+    def write(windows: Windows) -> None:
+        if to is not None:
+            page.save(making.report(windows, named), to)
+
     with visit.spark() as spark:
         queues = visit.queues
-        found: list[Row] = []
         if follow:
-            assert to is not None
-
-            def take(rows: list[Row]) -> None:
-                found[:] = rows
-                page.save(making.report(rows, named, window), to)
-
-            run_stream(
-                visit,
-                "watching",
-                lambda: making.start(
-                    spark,
-                    queues,
-                    queue,
-                    take,
-                    window=span,
-                    since=since,
-                    until=until,
-                    every=pause,
-                ),
-                False,
-                None,
-                remembers=False,
-            )
+            watch = making.Watch()
+            # A stream that fails goes on from its memory, and so do the counts.
+            with TemporaryDirectory(prefix="sluice-flow-", ignore_cleanup_errors=True) as memory:
+                run_stream(
+                    visit,
+                    "watching",
+                    lambda: making.start(
+                        spark,
+                        queues,
+                        exactly(queue),
+                        write,
+                        window=span,
+                        since=since,
+                        until=until,
+                        every=pause,
+                        watch=watch,
+                        checkpoint=memory,
+                    ),
+                    False,
+                    None,
+                    remembers=False,
+                )
+            found = watch.found
         else:
-            rows = open_table(source).read(spark) if source is not None else queues.read(spark, queue)
-            found = making.windows(rows, span, since, until).orderBy("start", "queue").collect()
-            if to is not None:
-                page.save(making.report(found, named, window), to)
-        told = making.summary(found, window)
-    if since and found and told["latency"] is None:
+            with at_work(visit, "counting"):
+                rows = open_table(source).read(spark) if source else queues.read(spark, exactly(queue))
+                found = making.look(rows, span, since, until)
+            write(found)
+    told = making.summary(found)
+    if since and told["messages"] and told["latency"] is None:
         visit.out.note(
             f"--since {since!r} with --until {until!r} gives no time for any message: no latency is known"
         )
+    if making.lengthened(found):
+        visit.out.note(making.lengthened(found))
     if visit.answered({**told, "report": None if to is None else str(to)}):
         return
-    show_flow(visit, found)
+    show_flow(visit, found.rows())
     if to is not None:
         visit.out.show(f"Report: {to}")
 
