@@ -86,6 +86,20 @@ def test_letters_that_differ_in_numbers_and_ids_have_one_cause(letters: DataFram
     assert (first["example"], first["attempts"], first["keys"]) == ("L2", 3.0, 1)
 
 
+def test_what_is_shown_of_a_payload_is_its_beginning_and_its_size(letters: DataFrame) -> None:
+    many = letters.where("message_id = 'L1'").drop("key", "value")
+    many = many.crossJoin(letters.sparkSession.range(300)).select(
+        f.col("id").cast("string").cast("binary").alias("key"),
+        f.repeat(f.lit("あ"), 500).cast("binary").alias("value"),
+        "*",
+    )
+    found = dead_letters.look(many.drop("id"))
+    [cause] = found.causes
+    assert (cause["letters"], cause["keys"], cause["size"], len(cause["payload"])) == (300, 300, 1500, 400)
+    assert "あ" * 133 + "…" in dead_letters.report(found, "jobs", NOON)
+    assert (found.queues, found.reasons.kinds, found.groups.kinds) == (1, 1, 1)
+
+
 def test_the_report_of_dead_letters_stands_alone_and_shows_payloads_as_text(letters: DataFrame) -> None:
     page = dead_letters.report(dead_letters.look(letters), "jobs", NOON + timedelta(hours=2))
     assert page.startswith("<!doctype html>")

@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from sluice.cli import app, sparking
 from sluice.cli.output import Output
-from sluice.spark.pipelines import flow, queues, spans
+from sluice.spark.pipelines import dead_letters, flow, queues, spans
 from sluice.spark.pipelines.report import charts, wording
 from sluice.spark.pipelines.windows import LEAST, STEP, Count, Windows, seconds_of
 
@@ -162,6 +164,14 @@ def test_latencies_of_nothing_have_an_axis_too() -> None:
     assert [re.search(f">{nth} ms</text>", page) is not None for nth in range(5)] == [True] * 5
 
 
+def test_a_payload_that_was_cut_is_judged_as_what_it_is() -> None:
+    text = ("あ" * 200).encode()
+    assert wording.text_of(text[:400], length=len(text)) == "あ" * 133 + "…"
+    assert wording.text_of(text[:400]) == "(400 B, not text)"  # there it ends in the middle of a letter
+    assert wording.text_of(b"\xff" * 400, length=1 << 20) == "(1.0 MiB, not text)"
+    assert wording.text_of(b"short", length=5) == "short"
+
+
 def test_queues_beyond_those_that_have_a_colour_are_told_as_one() -> None:
     found = windows(
         *(counted(60 * nth, 100 - queue, f"q{queue:02}") for nth in range(2) for queue in range(60))
@@ -171,6 +181,55 @@ def test_queues_beyond_those_that_have_a_colour_are_told_as_one() -> None:
     assert "The 50 busiest; and 10 others, not shown." in page
     eight = flow.report(windows(*(counted(0, 1, f"q{nth}") for nth in range(8))), "all", NOON)
     assert "other" not in eight
+
+
+# ---- dead letters
+
+
+class Frame:
+    """A DataFrame of which only the rows matter."""
+
+    def __init__(self, *rows: dict[str, Any]) -> None:
+        self._rows = [SimpleNamespace(asDict=lambda row=row: row) for row in rows]
+
+    def collect(self) -> list[Any]:
+        return self._rows
+
+
+def test_letters_that_died_while_the_clocks_changed_keep_their_order_and_their_bars() -> None:
+    begin = int(datetime(2026, 10, 24, 18, tzinfo=UTC).timestamp())
+    with zone("Europe/Berlin"):
+        # As Spark hands them over: the hour from two to three o'clock is there twice.
+        frame: Any = Frame(
+            *(
+                {"start": datetime.fromtimestamp(begin + HOUR * nth), "cause": None, "letters": 1}
+                for nth in range(12)
+            )
+        )
+        spans_ = dead_letters._collected(frame)
+    starts = [one["start"] for one in spans_]
+    assert starts == spans.fill(starts, timedelta(hours=1)) and len(set(starts)) == 12
+    found = dead_letters.Findings(12, 0, 1, starts[0], starts[-1], timedelta(hours=1), spans=spans_)
+    assert dead_letters.report(found, "jobs", NOON).count("<title>2026-") == 12
+
+
+def letters_of(*numbers: int) -> dead_letters.Shares:
+    return dead_letters.Shares(
+        9, [{"why": f"reason {nth}", "letters": number} for nth, number in enumerate(numbers)]
+    )
+
+
+def test_reasons_and_groups_beyond_the_most_frequent_are_told_as_one() -> None:
+    bars = letters_of(50, 30).bars(100, lambda one: str(one["why"]))
+    assert [(name, value) for name, value, _ in bars] == [
+        ("reason 0", 50),
+        ("reason 1", 30),
+        ("7 others", 20),
+    ]
+    groups = dead_letters.Shares(1, [{"failed_queue": "jobs", "group": "mail", "letters": 100}])
+    found = dead_letters.Findings(100, 0, 1, NOON, NOON, reasons=letters_of(50, 30), groups=groups)
+    page = dead_letters.report(found, "jobs", NOON)
+    assert page.count(">7 others<") == 1 and ">mail<" in page
 
 
 # ---- commands
