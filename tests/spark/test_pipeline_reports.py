@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from sluice.cli import app, sparking
+from sluice.cli import app, pipeline_reports, sparking
+from sluice.cli.failures import Failure
 from sluice.cli.output import Output
-from sluice.spark.pipelines import dead_letters, flow, queues, spans
+from sluice.spark.faults import InvalidOption
+from sluice.spark.pipelines import audit, dead_letters, flow, queues, spans
 from sluice.spark.pipelines.report import charts, wording
 from sluice.spark.pipelines.windows import LEAST, STEP, Count, Windows, seconds_of
 
@@ -230,6 +232,88 @@ def test_reasons_and_groups_beyond_the_most_frequent_are_told_as_one() -> None:
     found = dead_letters.Findings(100, 0, 1, NOON, NOON, reasons=letters_of(50, 30), groups=groups)
     page = dead_letters.report(found, "jobs", NOON)
     assert page.count(">7 others<") == 1 and ">mail<" in page
+
+
+# ---- audit
+
+
+def test_a_source_may_be_what_a_group_has_to_do_or_the_letters_of_a_queue() -> None:
+    assert audit.parse("queue:a?group=w#string(key)") == audit.Source("queue", "a", "string(key)", "w")
+    assert audit.parse("letters:a") == audit.Source("letters", "a", "")
+    for wrong in ("queue:?group=w", "queue:a?group=", "letters:"):
+        with pytest.raises(InvalidOption, match="names no source"):
+            audit.parse(wrong)
+
+
+class Side:
+    """The rows of a side, which notes when it is read."""
+
+    def __init__(self, name: str, read: list[str]) -> None:
+        self.name = name
+        self._read = read
+
+    def persist(self) -> Side:
+        return self
+
+    def unpersist(self) -> None:
+        self._read.append(f"forgotten {self.name}")
+
+    def count(self) -> int:
+        self._read.append(self.name)
+        return 0
+
+
+def test_what_waits_is_read_before_what_became_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def side_of(spark: object, queues: object, source: audit.Source) -> Side:
+        read.append(f"opened {source.place}")
+        return Side(source.place, read)
+
+    def judge(sides: dict[str, Side]) -> audit.Verdict:
+        read.append("judged")
+        return audit.Verdict(sorted(sides))
+
+    monkeypatch.setattr(audit, "side_of", side_of)
+    monkeypatch.setattr(audit, "judge", judge)
+    nobody: Any = None
+    given = {name: audit.Source("queue", name, "") for name in ("published", "acked", "dead", "waiting")}
+    assert audit.run(nobody, nobody, given).known == ["acked", "dead", "published", "waiting"]
+    assert read[:2] == ["opened waiting", "waiting"]
+    assert read[2:] == ["opened published", "opened acked", "opened dead", "judged", "forgotten waiting"]
+
+
+class Notes:
+    """A visit of a broker whose queue `jobs` has a group `w` and sends its dead letters to `failed`."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.out = SimpleNamespace(note=self.said.append)
+
+    def groups(self, queue: str) -> set[str]:
+        return {"w"}
+
+    def homes(self, queue: str) -> list[str]:
+        self.said.append(f"looked for the letters of {queue}")
+        return []
+
+    def describe(self, queue: str) -> dict[str, Any]:
+        stats = {"name": queue, "dlq": "failed", "is_dead_letters": queue == "failed"}
+        return {"stats": stats, "config": {"dlq_config": {}}}
+
+
+def test_an_audit_says_what_it_would_take_for_waiting_and_refuses_a_group_that_is_not_there() -> None:
+    visit: Any = Notes()
+    pipeline_reports._check_source(visit, "waiting", audit.parse("queue:jobs"))
+    assert len(visit.said) == 1 and "queue:jobs?group=w" in visit.said[0]
+    pipeline_reports._check_source(visit, "waiting", audit.parse("queue:jobs?group=w"))
+    pipeline_reports._check_source(visit, "dead", audit.parse("letters:jobs"))
+    assert visit.said[1:] == ["looked for the letters of jobs"]
+    with pytest.raises(Failure, match="jobs has no group x"):
+        pipeline_reports._check_source(visit, "waiting", audit.parse("queue:jobs?group=x"))
+    with pytest.raises(Failure, match="holds no dead letters") as refused:
+        pipeline_reports._check_source(visit, "dead", audit.parse("queue:jobs"))
+    assert "queue:failed" in refused.value.do and "letters:jobs" in refused.value.do
 
 
 # ---- commands

@@ -16,6 +16,7 @@ from sluice.cli.sparking import SparkVisit, at_work, leave, needless, pipeline, 
 from sluice.cli.streaming import run_stream, spark_time
 
 if TYPE_CHECKING:
+    from sluice.spark.pipelines.audit import Source
     from sluice.spark.pipelines.windows import Windows
 
 
@@ -163,8 +164,10 @@ def audit(
         ),
     ],
     acked: Annotated[str, typer.Option(metavar="SOURCE", help="What was done, as the workers tell it.")] = "",
-    dead: Annotated[str, typer.Option(metavar="SOURCE", help="Dead letters.")] = "",
-    waiting: Annotated[str, typer.Option(metavar="SOURCE", help="What is still to be done.")] = "",
+    dead: Annotated[str, typer.Option(metavar="SOURCE", help="Dead letters: letters:QUEUE.")] = "",
+    waiting: Annotated[
+        str, typer.Option(metavar="SOURCE", help="What is still to be done: queue:NAME?group=GROUP.")
+    ] = "",
     archived: Annotated[str, typer.Option(metavar="SOURCE", help="An archive.")] = "",
 ) -> None:
     """What was published against what became of it: what is missing, what is double. Exit code 5 if anything is.
@@ -177,21 +180,38 @@ def audit(
     given = {name: making.parse(source) for name, source in told.items() if source}
     making.check(given)
     for name, source in given.items():
-        if source.queue:
-            _check_source(visit, name, source.queue)
+        _check_source(visit, name, source)
     # Many small pieces rather than few large ones: what a task holds must fit into memory, or is spilled.
-    with visit.spark(**{"spark.sql.shuffle.partitions": "64"}) as spark:
-        queues = visit.queues
-        sides = {name: making.side_of(spark, queues, source) for name, source in given.items()}
-        verdict = making.judge(sides)
+    with visit.spark(**{"spark.sql.shuffle.partitions": "64"}) as spark, at_work(visit, "comparing"):
+        verdict = making.run(spark, visit.queues, given)
     if not visit.answered(verdict.summary()):
         show_verdict(visit, verdict.summary(), making.FAULTS)
     if not verdict.is_good:
         leave(SOMETHING_WRONG)
 
 
-def _check_source(visit: SparkVisit, side: str, queue: str) -> None:
+def _check_source(visit: SparkVisit, side: str, source: Source) -> None:
     """A queue must be there, but for one of dead letters: the first death makes it. And dead are only those there."""
+    from sluice.spark.pipelines import audit as making
+
+    if source.kind == making.LETTERS:
+        visit.homes(source.place)
+    elif source.group:
+        _check_group(visit, source)
+    elif source.queue:
+        _check_queue(visit, side, source.queue)
+
+
+def _check_group(visit: SparkVisit, source: Source) -> None:
+    """One that is not there would have everything to do still, and nothing would be missing."""
+    there = visit.groups(source.queue)
+    if source.group not in there:
+        raise wrong_command(
+            f"{source.queue} has no group {source.group}", f"Name one of {', '.join(sorted(there)) or 'none'}"
+        )
+
+
+def _check_queue(visit: SparkVisit, side: str, queue: str) -> None:
     told = visit.describe(queue)
     if told is None:
         if not visit.is_channel(queue):
@@ -199,7 +219,13 @@ def _check_source(visit: SparkVisit, side: str, queue: str) -> None:
     elif side == "dead" and not told["stats"]["is_dead_letters"]:
         from sluice.spark.pipelines.homes import channels
 
+        homes = [f"queue:{one}" for one in channels(told)]
         raise wrong_command(
             f"{queue} holds no dead letters",
-            f"Name the queue that does: {' or '.join(f'queue:{one}' for one in channels(told)) or 'it has none'}",
+            f"Name the queue that does: {' or '.join(homes) or 'it has none'}; or letters:{queue}, wherever they lie",
+        )
+    elif side == "waiting" and (groups := sorted(visit.groups(queue))):
+        visit.out.note(
+            f"all that {queue} keeps counts as waiting, also what is done and not deleted yet; what a group has still"
+            f" to do is queue:{queue}?group={groups[0]}"
         )
