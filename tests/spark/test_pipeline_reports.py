@@ -24,6 +24,7 @@ from sluice.spark.faults import InvalidOption
 from sluice.spark.pipelines import audit, dead_letters, flow, queues, spans
 from sluice.spark.pipelines.report import charts, wording
 from sluice.spark.pipelines.windows import LEAST, STEP, Count, Windows, seconds_of
+from tests.spark.conftest import House
 
 NOON = datetime(2030, 5, 17, 12, 0, tzinfo=UTC)
 HOUR = 3600
@@ -283,6 +284,38 @@ def test_what_waits_is_read_before_what_became_of_the_others(monkeypatch: pytest
     assert read[2:] == ["opened published", "opened acked", "opened dead", "judged", "forgotten waiting"]
 
 
+class Asked:
+    """Queues that note what is asked of them."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
+    def exists(self, queue: str) -> bool:
+        return True
+
+    def homes(self, queue: str) -> list[str]:
+        return [] if queue == "well" else ["failed"]
+
+    def read(self, spark: object, queue: str, **more: str) -> str:
+        self.said.append((queue, more))
+        return "rows"
+
+    def letters(self, spark: object, queue: str, homes: list[str]) -> str:
+        self.said.append((queue, homes))
+        return "letters"
+
+
+def test_a_side_is_read_as_its_source_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "identified", lambda rows, expression: (rows, expression))
+    asked: Any = Asked()
+    spark: Any = SimpleNamespace(createDataFrame=lambda rows, schema: schema)
+    sources = ("queue:a,b", "queue:a?group=w#key", "letters:a", "letters:well")
+    found: list[Any] = [audit.side_of(spark, asked, audit.parse(one)) for one in sources]
+    assert found == [("rows", ""), ("rows", "key"), ("letters", ""), "id string"]
+    of_group = {"group": "w", "startingOffsets": "group", "failOnDataLoss": "false"}
+    assert asked.said == [("/a,b/", {}), ("a", of_group), ("a", ["failed"])]
+
+
 class Notes:
     """A visit of a broker whose queue `jobs` has a group `w` and sends its dead letters to `failed`."""
 
@@ -319,10 +352,13 @@ def test_an_audit_says_what_it_would_take_for_waiting_and_refuses_a_group_that_i
 # ---- commands
 
 
-def test_a_comma_in_the_name_of_a_queue_is_a_part_of_it() -> None:
+def test_a_comma_in_the_name_of_a_queue_is_a_part_of_it(house: House) -> None:
     assert queues.exactly("a/b", "c") == "a/b,c"
     told = queues.exactly("a,b", "c.d")
     assert [name for name in ("a,b", "c.d", "a", "b", "cxd") if queues.reads(told, name)] == ["a,b", "c.d"]
+    for name in (house.queue, f"{house.queue},b"):
+        house.fill([name], queue=name)
+    assert house.values(**queues._choice(queues.exactly(f"{house.queue},b"))) == [f"{house.queue},b"]
 
 
 def command(*words: str) -> Result:

@@ -206,9 +206,10 @@ def _check_group(visit: SparkVisit, source: Source) -> None:
     """One that is not there would have everything to do still, and nothing would be missing."""
     there = visit.groups(source.queue)
     if source.group not in there:
-        raise wrong_command(
-            f"{source.queue} has no group {source.group}", f"Name one of {', '.join(sorted(there)) or 'none'}"
+        others = (
+            f"Name one of {', '.join(sorted(there))}" if there else f"It has none: say queue:{source.queue}"
         )
+        raise wrong_command(f"{source.queue} has no group {source.group}", others)
 
 
 def _check_queue(visit: SparkVisit, side: str, queue: str) -> None:
