@@ -113,6 +113,7 @@ def flow(
         queues = visit.queues
         if follow:
             watch = making.Watch()
+            write(watch.found)  # who opens it before the first batch sees that nothing has come yet
             # A stream that fails goes on from its memory, and so do the counts.
             with TemporaryDirectory(prefix="sluice-flow-", ignore_cleanup_errors=True) as memory:
                 run_stream(

@@ -154,8 +154,8 @@ def summary(found: Windows) -> dict[str, Any]:
         "bytes": total.bytes,
         "queues": sorted(found.queues()),
         "windows": len(found),
-        "window": wording.lasting(found.seconds),
-        "window_seconds": found.seconds,
+        "window": wording.lasting(found.seconds) if found.seconds else None,
+        "window_seconds": found.seconds or None,
         "peak_per_second": found.peak(),
         "latency": None
         if not total.timed
