@@ -108,6 +108,14 @@ def test_two_messages_a_year_apart_make_a_small_page() -> None:
     assert "<circle" in flow.report(windows(counted(0, 1), counted(120, 1)), "jobs", NOON)
 
 
+def test_a_flow_of_nothing_and_one_without_times_have_a_page_too() -> None:
+    assert "Nothing has come through" in flow.report(Windows(), "jobs", NOON)
+    assert flow.summary(Windows())["messages"] == 0 and flow.summary(Windows())["window"] is None
+    untimed = windows(counted(0, 5))
+    assert "--since" in flow.report(untimed, "jobs", NOON) and "p99" not in flow.report(untimed, "jobs", NOON)
+    assert flow.summary(untimed)["latency"] is None
+
+
 def test_spans_are_never_too_many_however_long_it_is() -> None:
     for size in (1, 7, 10, 60, 300, 3600, DAY, 1_000_000):
         for seconds in (0, 100, DAY, 400 * DAY, 60_000 * DAY):
