@@ -86,6 +86,17 @@ def test_letters_that_differ_in_numbers_and_ids_have_one_cause(letters: DataFram
     assert (first["example"], first["attempts"], first["keys"]) == ("L2", 3.0, 1)
 
 
+def test_what_is_shown_of_a_payload_is_its_beginning_and_its_size(letters: DataFrame) -> None:
+    many = letters.where("message_id = 'L1'").drop("key", "value")
+    many = many.crossJoin(letters.sparkSession.range(300)).select(
+        f.col("id").cast("string").cast("binary").alias("key"),
+        f.repeat(f.lit("あ"), 500).cast("binary").alias("value"),
+        "*",
+    )
+    [cause] = dead_letters.causes(many.drop("id")).collect()
+    assert (cause["letters"], cause["keys"], cause["size"], len(cause["payload"])) == (300, 300, 1500, 400)
+
+
 def test_the_report_of_dead_letters_stands_alone_and_shows_payloads_as_text(letters: DataFrame) -> None:
     page = dead_letters.report(dead_letters.look(letters), "jobs", NOON + timedelta(hours=2))
     assert page.startswith("<!doctype html>")
@@ -102,6 +113,7 @@ def test_causes_beyond_the_most_frequent_are_counted_too(
     monkeypatch.setattr(dead_letters, "LAYERS", 1)
     found = dead_letters.look(letters)
     assert (found.total, found.kinds, len(found.causes)) == (4, 3, 1)
+    assert (found.queues, found.reasons.kinds, found.groups.kinds) == (1, 3, 2)
     assert {one["cause"] for one in found.spans} == {"row # has no number", None}
     page = dead_letters.report(found, "jobs", NOON + timedelta(hours=2))
     assert "These are the 1 most frequent" in page and "other causes" in page
@@ -109,42 +121,57 @@ def test_causes_beyond_the_most_frequent_are_counted_too(
 
 
 def test_flow_counts_windows_and_times_messages_however_a_time_is_written(spark: SparkSession) -> None:
-    sent = [
-        NOON.isoformat(),
-        str(NOON.timestamp()),
-        str(int(NOON.timestamp() * 1000)),
-        "never",
-        (NOON + timedelta(minutes=9)).isoformat(),
-    ]
+    since = NOON.timestamp()
+    sent = {
+        NOON.isoformat(): 1.0,
+        str(since): 2.0,
+        str(int(since * 1e3)): 3.0,
+        str(int(since * 1e6)): 4.0,
+        str(int(since * 1e9)): 5.0,
+        (NOON + timedelta(seconds=50)).isoformat(): 0.0,  # a clock that is a little ahead of ours
+        **dict.fromkeys(["never", "NaN", "-Infinity", "Infinity", "inf", "1e300", "-1e300", "-5"], None),
+        (NOON + timedelta(minutes=9)).isoformat(): None,
+    }
     rows = [
         message(nth, "12345", at=NOON + timedelta(seconds=nth + 1), headers={"sent-at": text})
         for nth, text in enumerate(sent)
     ]
-    rows.append(message(9, "1", at=NOON + timedelta(seconds=61), queue="other"))
-    frame = spark.createDataFrame(rows, MESSAGES)
-    found = flow.windows(frame, "60 seconds", "headers['sent-at']").orderBy("start").collect()
-    first, second = (one.asDict() for one in found)
-    assert {name: first[name] for name in ("queue", "messages", "bytes", "keys", "timed")} == {
-        "queue": "jobs",
-        "messages": 5,
-        "bytes": 25,
-        "keys": 5,
-        "timed": 4,
+    timed = spark.createDataFrame(rows, MESSAGES)
+    taken = timed.select(flow.latency(timed, "headers['sent-at']", "timestamp").alias("taken"), "sequence")
+    told = [row["taken"] for row in taken.orderBy("sequence").collect()]
+    assert dict(zip(sent, told)) == {
+        text: None if seconds is None else pytest.approx(seconds, abs=1e-5) for text, seconds in sent.items()
     }
-    # 1, 2 and 3 seconds, and one whose clock is ahead of ours; the fourth does not say.
-    assert (first["p50"], first["slowest"]) == (1.0, 3.0)
+
+    rows.append(message(90, "1", at=NOON + timedelta(seconds=61), queue="other"))
+    frame = spark.createDataFrame(rows, MESSAGES)
+    found = flow.look(frame, "60 seconds", "headers['sent-at']")
+    first, second = found
+    assert {name: first[name] for name in ("queue", "messages", "bytes", "timed", "start")} == {
+        "queue": "jobs",
+        "messages": len(sent),
+        "bytes": 5 * len(sent),
+        "timed": 6,
+        "start": NOON,
+    }
+    assert (first["p50"], first["slowest"]) == (pytest.approx(2.0, rel=0.025), pytest.approx(5.0, abs=1e-5))
     assert (second["queue"], second["messages"], second["timed"], second["p99"]) == ("other", 1, 0, None)
-    told = flow.summary(found, "1m")
-    assert (told["messages"], told["peak_per_second"], told["latency"]["slowest"]) == (6, 5 / 60, 3.0)
-    page = flow.report(found, "jobs", "1m", NOON)
-    assert "<svg" in page and "p99" in page and "3 s" in page and "http://" not in page
-    untimed = flow.windows(frame, "60 seconds").collect()
-    assert "--since" in flow.report(untimed, "jobs", "1m", NOON)
-    assert flow.summary(untimed, "1m")["latency"] is None
+    page = flow.report(found, "jobs", NOON)
+    assert "<svg" in page and "p99" in page and "5 s" in page and "http://" not in page
+
+    # Few windows: they are longer. And what a stream brings out of order is the same as all of it at once.
+    longer = flow.look(frame, "1 second", "headers['sent-at']", most=8)
+    assert (longer.wanted, longer.seconds, longer.total()) == (1, 60, found.total())
+    watch = flow.Watch()
+    for number, part in enumerate((frame.where("sequence > 7"), frame.where("sequence <= 7"))):
+        for _ in range(2):  # a batch that is tried again
+            watch.take(flow.counts(part, "60 seconds", "headers['sent-at']"), number)
+    assert list(watch.found) == list(found)
+
     with pytest.raises(InvalidOption, match="--since"):
-        flow.windows(frame, "60 seconds", "no_such_column")
+        flow.look(frame, "60 seconds", "no_such_column")
     with pytest.raises(InvalidOption, match=r"--since 'headers\[' cannot be used: \w+"):
-        flow.windows(frame, "60 seconds", "headers[")
+        flow.look(frame, "60 seconds", "headers[")
 
 
 def test_an_audit_finds_what_is_missing_and_what_is_double(spark: SparkSession) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sluice.cli.output import BAD, FAINT, GOOD, Column, facts, styled, table
 from sluice.cli.remote import Visit
 from sluice.cli.wording import count, duration, one_line, plural
-
-if TYPE_CHECKING:
-    from pyspark.sql import Row
 
 SHOWN: Final = 20
 
@@ -54,7 +50,7 @@ def show_repair(visit: Visit, total: int, some: list[dict[str, Any]]) -> None:
     visit.out.show(styled(f"{plural(total, 'dead letter')} in all", style="bold"))
 
 
-def show_flow(visit: Visit, rows: list[Row]) -> None:
+def show_flow(visit: Visit, rows: list[dict[str, Any]]) -> None:
     if not rows:
         visit.out.show("Nothing has come through.")
         return
@@ -62,7 +58,7 @@ def show_flow(visit: Visit, rows: list[Row]) -> None:
     columns = [Column("window"), Column("queue"), *(Column(head, number=True) for head in heads)]
     shown = [
         [
-            _short_time(one["start"].astimezone(UTC).isoformat()),  # Spark gives the time of this machine
+            _short_time(one["start"].isoformat()),
             one["queue"],
             count(one["messages"]),
             count(one["bytes"] or 0),
@@ -71,6 +67,8 @@ def show_flow(visit: Visit, rows: list[Row]) -> None:
         for one in rows[-SHOWN:]
     ]
     visit.out.show(table(columns, shown, visit.out.width))
+    if len(rows) > SHOWN:
+        visit.out.note(f"The {SHOWN} newest of {count(len(rows))} are shown; a report (--to FILE) has more.")
 
 
 def show_verdict(visit: Visit, told: dict[str, Any], words: dict[str, str]) -> None:

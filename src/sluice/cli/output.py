@@ -17,7 +17,15 @@ from typing import Final
 import typer
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -110,6 +118,17 @@ class Output:
             console=self._notes,
             transient=True,
             disable=hidden,
+        )
+
+    def working(self) -> Progress:
+        """The same for work of which nobody knows how far it has come: that it goes on, and for how long."""
+        return Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=self._notes,
+            transient=True,
+            disable=self.as_json or not self._notes.is_terminal,
         )
 
 

@@ -28,7 +28,7 @@ from sluice.cli.pipeline_options import (
     RowsPerBatch,
     Where,
 )
-from sluice.cli.sparking import SparkVisit, counted, pipeline, the_only
+from sluice.cli.sparking import SparkVisit, at_work, counted, needless, pipeline, the_only
 from sluice.cli.streaming import report_stream, run_stream, spark_time
 from sluice.cli.wording import plural
 
@@ -51,6 +51,7 @@ def add_to(root: typer.Typer, panel: str) -> None:
 @pipeline(app, "archive")
 def archive(
     visit: SparkVisit,
+    context: typer.Context,
     queue: Queue,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Directory of the table.")],
     group: Group = "archive",
@@ -78,6 +79,9 @@ def archive(
     table = open_table(to, format)
     table.check_archive()
     keeps = visit.check_queue(queue)["stats"]["is_dead_letters"] and not settle
+    if keeps:
+        why = f"for {queue}, whose dead letters stay"
+        needless(context, "group", why, "Leave it out, or let them go with --settle")
     pause = spark_time("--every", every)
     minding = nullcontext() if keeps else visit.minding(queue, group)
     with alone(making.checkpoint_of(table, checkpoint), AT_WORK), minding, visit.spark() as spark:
@@ -134,7 +138,8 @@ def redrive(
         raise wrong_command("--sql and --set exclude each other", "Put the changes into the query")
     homes = visit.homes(queue)
     if not homes:
-        if not visit.answered({"put_back": 0, "skipped": 0}):
+        none = {"would_put_back": 0, "letters": []} if dry_run else {"put_back": 0, "skipped": 0}
+        if not visit.answered(none):
             visit.out.show(f"No dead letters of {queue}.")
         return
     with visit.spark() as spark:
@@ -194,6 +199,10 @@ def transform(
 ) -> None:
     """A queue into a queue with SQL or a Python function, each message once. Goes on where it stopped."""
     the_only(sql=sql, sql_file=sql_file, function=function)
+    if watermark and function:
+        raise wrong_command(
+            "--watermark does nothing with --function", 'Say withWatermark("timestamp", ...) in the function'
+        )
     pause = spark_time("--every", every)
     late = spark_time("--watermark", watermark) if watermark else ""
     query = sql_file.read_text("utf-8") if sql_file is not None else sql
@@ -303,6 +312,7 @@ def replay(
 @pipeline(app, "compact")
 def compact(
     visit: SparkVisit,
+    context: typer.Context,
     queue: Queue = "",
     source: Annotated[
         Path | None, typer.Option("--from", metavar="DIR", help="An archive, in place of --queue.")
@@ -324,6 +334,8 @@ def compact(
         raise wrong_command(
             "--from goes with --to-queue", "Compact a queue into a table, or an archive into a queue"
         )
+    if to is None:
+        needless(context, "group", "with --to-queue, which reads all that is kept", "Leave it out")
     from sluice.spark.pipelines import compact as making
     from sluice.spark.pipelines.tables import open_table
 
@@ -334,7 +346,7 @@ def compact(
         visit.api.get("node")
     else:
         visit.check_queue(queue)
-    with visit.spark() as spark:
+    with visit.spark() as spark, at_work(visit, "compacting"):
         queues = visit.queues
         if to is not None:
             done = making.to_table(spark, queues, queue, to, group=group, by=by, drop_empty=drop_empty)

@@ -153,12 +153,12 @@ class SparkVisit(Visit):
     @contextmanager
     def minding(self, queue: str, group: str) -> Iterator[None]:
         """A group that this run has made keeps messages also when the run has failed: said with the failure."""
-        is_new = group not in self._groups(queue)
+        is_new = group not in self.groups(queue)
         try:
             yield
         except SluiceError as failure:
             with suppress(Failure):
-                if is_new and group in self._groups(queue):
+                if is_new and group in self.groups(queue):
                     left = (
                         f"The group {group} is there now and keeps what comes to {queue} for the next try;"
                         f" if there will be none: sluice group delete {queue} {group}"
@@ -166,7 +166,7 @@ class SparkVisit(Visit):
                     failure.do = f"{failure.do}. {left}" if failure.do else left
             raise
 
-    def _groups(self, queue: str) -> set[str]:
+    def groups(self, queue: str) -> set[str]:
         return {one["name"] for one in self.api.get(of_queue(queue, "groups"))}
 
     @contextmanager
@@ -375,6 +375,14 @@ def counted(visit: Visit, doing: str, total: int | None) -> Iterator[Callable[[i
         yield tell
 
 
+@contextmanager
+def at_work(visit: Visit, doing: str) -> Iterator[None]:
+    """Something that moves while Spark does not tell how far it is."""
+    with visit.out.working() as progress:
+        progress.add_task(doing, total=None)
+        yield
+
+
 def speed(progress: Progress) -> str:
     return f"{progress.rows_per_second:,.0f}/s" if progress.rows >= 100 else ""
 
@@ -388,6 +396,13 @@ def the_only(**choices: object) -> None:
             f"{' and '.join(given)} exclude each other" if given else f"none of {', '.join(flags)} is given",
             f"Give one of {', '.join(flags)}",
         )
+
+
+def needless(context: typer.Context, option: str, why: str, do: str) -> None:
+    """An option that was given and would do nothing is refused: who gave it expects something of it."""
+    source = context.get_parameter_source(option)
+    if source is not None and source.name == "COMMANDLINE":
+        raise wrong_command(f"--{option.replace('_', '-')} does nothing {why}", do)
 
 
 def leave(code: int) -> None:

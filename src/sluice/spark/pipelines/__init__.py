@@ -14,5 +14,5 @@ entry. docs/pipelines.md has a section for each.
     audit         what was published against what became of it: what is missing, what is double
 
 Beside them: `tables` (Delta and Parquet), `queues` (reading from and writing to the broker), `running` (a stream from
-its start to its end), `report/` (HTML and charts).
+its start to its end), `windows` and `spans` (of time, added up), `report/` (HTML and charts).
 """

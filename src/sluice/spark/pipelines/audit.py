@@ -3,6 +3,9 @@
 Each side is a DataFrame with a column `id`. A message that was put back after its death keeps the id it was published
 with, so its second life counts for the same message.
 
+What waits is read before what became of the others: a message that is done in between is then on two sides, which is no
+fault, and not on none, which would be one.
+
 All sides are brought together by one grouping over ids, which Spark does within bounded memory: what does not fit is
 spilled. Only numbers and a few examples come back to the driver.
 """
@@ -18,13 +21,14 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 
 from sluice.spark.faults import InvalidOption
-from sluice.spark.pipelines.queues import Queues
+from sluice.spark.pipelines.queues import Queues, exactly
 from sluice.spark.pipelines.tables import open_table
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-ENDS: Final = ("acked", "dead", "waiting")  # one of these must have become of a message
+WAITING: Final = "waiting"
+ENDS: Final = ("acked", "dead", WAITING)  # one of these must have become of a message
 SIDES: Final = ("published", *ENDS, "archived")
 PLACE: Final = ("queue", "partition", "sequence")
 EXAMPLES: Final = 10
@@ -160,12 +164,14 @@ def _double(archived: DataFrame, suspects: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a side comes from: `queue:NAME`, `json:`, `csv:` or `parquet:` and a path, or the directory of an archive;
-    with `#EXPRESSION` behind it, which says what the id is."""
+    """Where a side comes from: `queue:NAME`, what a group has yet to do of it (`queue:NAME?group=GROUP`), the dead
+    letters of a queue wherever they lie (`letters:NAME`), `json:`, `csv:` or `parquet:` and a path, or the directory of
+    an archive; with `#EXPRESSION` behind it, which says what the id is."""
 
     kind: str
     place: str
     expression: str
+    group: str = ""
 
     @property
     def queue(self) -> str:
@@ -173,6 +179,8 @@ class Source:
 
 
 QUEUE: Final = "queue"
+LETTERS: Final = "letters"
+OF_GROUP: Final = "?group="
 ARCHIVE: Final = "archive"
 FILES: Final = ("json", "csv", "parquet")
 
@@ -183,16 +191,35 @@ def parse(text: str) -> Source:
     kind, colon, place = where.partition(":")
     if not colon:
         kind, place = ARCHIVE, where
-    if kind not in (QUEUE, ARCHIVE, *FILES) or not place:
+    group = ""
+    if kind == QUEUE and OF_GROUP in place:
+        place, _, group = place.rpartition(OF_GROUP)
+        place = place if group else ""
+    if kind not in (QUEUE, LETTERS, ARCHIVE, *FILES) or not place:
         raise InvalidOption(
             f"{text!r} names no source",
-            "Give queue:NAME, json:PATH, csv:PATH, parquet:PATH or the directory of an archive",
+            "Give queue:NAME, queue:NAME?group=GROUP, letters:NAME, json:PATH, csv:PATH, parquet:PATH or the directory"
+            " of an archive",
         )
     if kind == ARCHIVE:
         open_table(place).check()
     elif kind in FILES and not glob(place) and "://" not in place:
         raise InvalidOption(f"{text!r}: there is no file {place}", "Correct the path")
-    return Source(kind, place, expression)
+    return Source(kind, place, expression, group)
+
+
+def run(spark: SparkSession, queues: Queues, given: Mapping[str, Source]) -> Verdict:
+    """Bring the sources together, in the right order."""
+    check(given)
+    if WAITING not in given:
+        return judge({name: side_of(spark, queues, source) for name, source in given.items()})
+    waiting = side_of(spark, queues, given[WAITING]).persist()
+    try:
+        waiting.count()
+        others = {name: side_of(spark, queues, one) for name, one in given.items() if name != WAITING}
+        return judge({**others, WAITING: waiting})
+    finally:
+        waiting.unpersist()
 
 
 def side_of(spark: SparkSession, queues: Queues, source: Source) -> DataFrame:
@@ -207,8 +234,17 @@ def side_of(spark: SparkSession, queues: Queues, source: Source) -> DataFrame:
         rows = spark.read.csv(place, header=True)
     elif source.kind == "parquet":
         rows = spark.read.parquet(place)
+    elif source.kind == LETTERS:
+        homes = queues.homes(place)
+        if not homes:
+            return spark.createDataFrame([], "id string")
+        rows = queues.letters(spark, place, homes)
     elif not queues.exists(place):
         return spark.createDataFrame([], "id string")
+    elif source.group:  # what is settled while it is read has been done
+        rows = queues.read(
+            spark, exactly(place), group=source.group, startingOffsets="group", failOnDataLoss="false"
+        )
     else:
-        rows = queues.read(spark, place)
+        rows = queues.read(spark, exactly(place))
     return identified(rows, source.expression)

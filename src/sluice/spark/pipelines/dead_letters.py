@@ -6,8 +6,8 @@ description with those replaced by `#`: a thousand letters become the handful of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,12 +18,15 @@ from sluice.spark.pipelines.report import charts, page, wording
 from sluice.spark.pipelines.spans import choose_bucket, fill
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import Column, DataFrame
 
 SHOWN_CAUSES: Final = 50
 SHOWN_LETTERS: Final = 20
 LEAST_SPANS: Final = 24
 LAYERS: Final = 7  # causes with a colour of their own; the rest is one layer
+SHARES: Final = 7  # reasons and groups with a bar of their own
+SHOWN_BYTES: Final = 400  # of a payload that come here
+SHOWN_TEXT: Final = 600  # of what was said
 # UUIDs, hexadecimal numbers, and any number; in this order, because each would eat parts of the one before.
 _VARIABLE: Final = (
     r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|0x[0-9a-fA-F]+|\b[0-9a-f]{16,}\b|\d+"
@@ -52,16 +55,23 @@ def causes(letters: DataFrame) -> DataFrame:
         .groupBy("failed_queue", "why", "cause")
         .agg(
             f.count("*").alias("letters"),
-            f.approx_count_distinct("key").alias("keys"),
+            f.count_distinct("key").alias("keys"),
             f.array_sort(f.collect_set("original_group")).alias("groups"),
             f.round(f.avg("attempts"), 1).alias("attempts"),
             f.min("died").alias("since"),
             f.max("died").alias("until"),
-            f.max_by("message_id", "died").alias("example"),
-            f.max_by(f.substring("value", 1, 400), "died").alias("payload"),
+            f.max_by(f.struct("message_id", *_payload()), "died").alias("newest"),
         )
+        .select("*", "newest.*")
+        .withColumnRenamed("message_id", "example")
+        .drop("newest")
         .orderBy(f.desc("letters"), "failed_queue", "cause")
     )
+
+
+def _payload() -> tuple[Column, Column]:
+    """The beginning of the payload, and how long all of it is."""
+    return f.substring("value", 1, SHOWN_BYTES).alias("payload"), f.octet_length("value").alias("size")
 
 
 def over_time(letters: DataFrame, bucket: timedelta, named: Sequence[str]) -> DataFrame:
@@ -77,19 +87,42 @@ def over_time(letters: DataFrame, bucket: timedelta, named: Sequence[str]) -> Da
     )
 
 
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The largest of `kinds`, each with its letters."""
+
+    kinds: int = 0
+    largest: Rows = field(default_factory=list)
+
+    def bars(self, total: int, name: Callable[[dict[str, Any]], str]) -> list[tuple[str, float, int]]:
+        """And the others as one, which is told apart by its tone."""
+        bars = [(name(one), float(one["letters"]), 0) for one in self.largest]
+        rest = self.kinds - len(bars)
+        if rest:
+            left = total - sum(letters for _, letters, _ in bars)
+            bars.append((wording.others(rest), left, charts.TONES - 1))
+        return bars
+
+
 @dataclass(frozen=True)
 class Findings:
-    """What a report tells, collected: a bounded number of rows, however many letters and causes there are."""
+    """What a report tells, collected: a bounded number of rows, however many letters, causes, reasons and groups there
+    are. All times are UTC."""
 
-    total: int
-    kinds: int  # of causes; `causes` are the most frequent
-    since: datetime | None
-    until: datetime | None
-    bucket: timedelta
-    causes: list[Row]
-    spans: list[Row]
-    ends: list[Row]  # by queue, group and reason
-    newest: list[Row]
+    total: int = 0
+    kinds: int = 0  # of causes; `causes` are the most frequent
+    queues: int = 0
+    since: datetime | None = None
+    until: datetime | None = None
+    bucket: timedelta = timedelta(hours=1)
+    causes: Rows = field(default_factory=list)
+    spans: Rows = field(default_factory=list)
+    reasons: Shares = field(default_factory=Shares)
+    groups: Shares = field(default_factory=Shares)
+    newest: Rows = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
         """For `--json`."""
@@ -116,45 +149,63 @@ class Findings:
         }
 
 
-NONE: Final = Findings(0, 0, None, None, timedelta(hours=1), [], [], [], [])
+NONE: Final = Findings()
 
 
 def look(letters: DataFrame) -> Findings:
     """Read the letters once, and ask all there is to ask."""
     letters = letters.persist()
     try:
-        dated = with_cause(letters)
-        kinds = f.count_distinct("failed_queue", "why", "cause")
-        total, kinds_, since, until = dated.agg(f.count("*"), kinds, f.min("died"), f.max("died")).collect()[
-            0
-        ]
-        bucket = choose_bucket(since, until)
-        group = f.coalesce("original_group", f.lit("(no group)")).alias("group")
-        ends = dated.groupBy("failed_queue", group, "why").agg(f.count("*").alias("letters"))
-        frequent = causes(letters).limit(SHOWN_CAUSES).collect()
+        group = f.coalesce("original_group", f.lit("(no group)"))
+        dated = with_cause(letters).withColumn("group", group)
+        [told] = _collected(
+            dated.agg(
+                f.count("*").alias("total"),
+                f.count_distinct("failed_queue", "why", "cause").alias("kinds"),
+                f.count_distinct("failed_queue").alias("queues"),
+                f.count_distinct("failed_queue", "group").alias("groups"),
+                f.count_distinct("why").alias("reasons"),
+                f.min("died").alias("since"),
+                f.max("died").alias("until"),
+            )
+        )
+        bucket = choose_bucket(told["since"], told["until"])
+        frequent = _collected(causes(letters).limit(SHOWN_CAUSES))
         newest = dated.orderBy(f.desc("died")).select(
-            "message_id",
-            "died",
-            "failed_queue",
-            "why",
-            "description",
-            "cause",
-            "attempts",
-            f.substring("value", 1, 400).alias("payload"),
+            "message_id", "died", "failed_queue", "why", "description", "cause", "attempts", *_payload()
         )
         return Findings(
-            total,
-            kinds_,
-            since,
-            until,
+            told["total"],
+            told["kinds"],
+            told["queues"],
+            told["since"],
+            told["until"],
             bucket,
             frequent,
-            over_time(letters, bucket, list(_tones(frequent))[:LAYERS]).collect(),
-            ends.collect(),
-            newest.limit(SHOWN_LETTERS).collect(),
+            _collected(over_time(letters, bucket, list(_tones(frequent))[:LAYERS])),
+            Shares(told["reasons"], _largest(dated, "why")),
+            Shares(told["groups"], _largest(dated, "failed_queue", "group")),
+            _collected(newest.limit(SHOWN_LETTERS)),
         )
     finally:
         letters.unpersist()
+
+
+def _largest(dated: DataFrame, *names: str) -> Rows:
+    counted = dated.groupBy(*names).agg(f.count("*").alias("letters"))
+    return _collected(counted.orderBy(f.desc("letters"), *names).limit(SHARES))
+
+
+def _collected(frame: DataFrame) -> Rows:
+    """Spark's rows have times of this machine without a zone. There is an hour each autumn that such a time has twice,
+    and one each spring that makes differences wrong: so they become UTC before anybody calculates with them."""
+    return [
+        {
+            name: wording.utc(value) if isinstance(value, datetime) else value
+            for name, value in row.asDict().items()
+        }
+        for row in frame.collect()
+    ]
 
 
 def report(found: Findings, queue: str, now: datetime | None = None) -> str:
@@ -172,7 +223,7 @@ def report(found: Findings, queue: str, now: datetime | None = None) -> str:
             [
                 ("dead letters", wording.count(found.total)),
                 ("different causes", wording.count(found.kinds)),
-                ("queues", wording.count(len({one["failed_queue"] for one in found.ends}))),
+                ("queues", wording.count(found.queues)),
                 ("first", f"{wording.lasting(_ago(found.since, now))} ago"),
                 ("latest", f"{wording.lasting(_ago(found.until, now))} ago"),
             ]
@@ -185,7 +236,7 @@ def report(found: Findings, queue: str, now: datetime | None = None) -> str:
     )
 
 
-def _tones(causes: Iterable[Row]) -> dict[str, int]:
+def _tones(causes: Rows) -> dict[str, int]:
     tones: dict[str, int] = {}
     for one in causes:
         tones.setdefault(one["cause"], min(len(tones), LAYERS))
@@ -217,27 +268,14 @@ def _chart(found: Findings, tones: dict[str, int]) -> Piece:
 
 
 def _reasons(found: Findings) -> Piece:
-    sums = _sums((one["why"], one["letters"]) for one in found.ends)
-    return charts.shares("Why", "by reason", [(name, number, 0) for name, number in sums])
+    return charts.shares("Why", "by reason", found.reasons.bars(found.total, lambda one: str(one["why"])))
 
 
 def _groups(found: Findings) -> Piece:
-    queues = {one["failed_queue"] for one in found.ends}
-    sums = _sums(
-        (one["group"] if len(queues) == 1 else f"{one['failed_queue']} · {one['group']}", one["letters"])
-        for one in found.ends
-    )
-    return charts.shares(
-        "Who gave up", "by consumer group", [(name, number, 0) for name, number in sums[:LAYERS]]
-    )
+    def name(one: dict[str, Any]) -> str:
+        return one["group"] if found.queues == 1 else f"{one['failed_queue']} · {one['group']}"
 
-
-def _sums(pairs: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The largest first."""
-    sums: dict[str, int] = {}
-    for name, number in pairs:
-        sums[name] = sums.get(name, 0) + number
-    return sorted(sums.items(), key=lambda pair: (-pair[1], pair[0]))
+    return charts.shares("Who gave up", "by consumer group", found.groups.bars(found.total, name))
 
 
 def _cause_table(found: Findings, tones: dict[str, int], now: datetime) -> Piece:
@@ -253,7 +291,7 @@ def _cause_table(found: Findings, tones: dict[str, int], now: datetime) -> Piece
     ]
     rows: list[list[Piece]] = [
         [
-            _said(one["cause"], one["payload"], tones.get(one["cause"], LAYERS)),
+            _said(one["cause"], one, tones.get(one["cause"], LAYERS)),
             wording.count(one["letters"]),
             one["failed_queue"],
             one["why"],
@@ -284,7 +322,7 @@ def _letter_table(found: Findings) -> Piece:
     ]
     rows: list[list[Piece]] = [
         [
-            _said(one["description"] or one["cause"], one["payload"]),
+            _said(one["description"] or one["cause"], one),
             one["failed_queue"],
             one["why"],
             "" if one["attempts"] is None else str(one["attempts"]),
@@ -293,14 +331,15 @@ def _letter_table(found: Findings) -> Piece:
         ]
         for one in found.newest
     ]
-    return page.table("The newest", columns, rows)
+    note = f"The {len(rows)} that died last." if found.total > len(rows) else ""
+    return page.table("The newest", columns, rows, note)
 
 
-def _said(text: str, payload: bytes | None, tone: int | None = None) -> Piece:
+def _said(text: str, letter: dict[str, Any], tone: int | None = None) -> Piece:
     swatch = None if tone is None else element("span", class_=f"swatch tone-{tone}")
-    shown = wording.text_of(payload)
+    shown = wording.text_of(letter["payload"], length=letter["size"])
     return [
-        element("div", swatch, text, class_="cause"),
+        element("div", swatch, _cut(text, SHOWN_TEXT), class_="cause"),
         element("div", shown, class_="code soft") if shown else None,
     ]
 
@@ -308,7 +347,7 @@ def _said(text: str, payload: bytes | None, tone: int | None = None) -> Piece:
 def _ago(time: datetime | None, now: datetime) -> float:
     if time is None:
         return 0.0
-    return max(0.0, (now - wording.utc(time)).total_seconds())
+    return max(0.0, (now - time).total_seconds())
 
 
 def _cut(text: str, most: int) -> str:
@@ -316,4 +355,4 @@ def _cut(text: str, most: int) -> str:
 
 
 def _iso(time: datetime | None) -> str | None:
-    return None if time is None else wording.utc(time).isoformat()
+    return None if time is None else time.isoformat()

@@ -2,11 +2,13 @@
 
 Throughput is counted by the time at which a message was stored. Latency needs a second time, which only the user can
 name: `since` and `until` are SQL expressions over a row, such as `headers['sent-at']` (what the publisher wrote) or, of
-an archive, `archived_at`. A time may be a timestamp, ISO 8601 text, or a number of seconds or milliseconds since 1970.
+an archive, `archived_at`. A time may be a timestamp, ISO 8601 text, or a number of seconds, milliseconds, microseconds
+or nanoseconds since 1970. What anybody may publish is no time as long as it makes no sense as one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,67 +20,107 @@ from pyspark.sql import types as t
 from sluice.markup import Piece, element
 from sluice.notation import parse_duration
 from sluice.spark.faults import InvalidOption
+from sluice.spark.pipelines import windows as adding
 from sluice.spark.pipelines.report import charts, page, wording
 from sluice.spark.pipelines.spans import fill
+from sluice.spark.pipelines.windows import Count, Windows
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from sluice.spark.pipelines.queues import Queues
 
-PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-ACCURACY: Final = 1000  # of percentiles: off by a thousandth of the rows of a window
-MILLISECONDS: Final = (
-    100_000_000_000  # from here on a number is not seconds since 1970: that would be the year 5138
-)
+# From here on a number is no longer of the unit before, and each is so much of a second: as seconds, the first would be
+# in the year 5138.
+UNITS: Final = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
+AHEAD: Final = 60.0  # seconds by which clocks may differ; beyond, a time is wrong
 SLOWEST: Final = 10
+SPANS: Final = 240  # in a chart
+SHOWN_QUEUES: Final = 50
 ROWS_PER_BATCH: Final = 200_000
 
 
-def windows(
-    messages: DataFrame, window: str = "1 minute", since: str = "", until: str = "timestamp"
-) -> DataFrame:
-    """One row per queue and window: messages, bytes, keys, and the latency from `since` to `until` in seconds."""
+def counts(messages: DataFrame, window: str, since: str = "", until: str = "timestamp") -> DataFrame:
+    """Rows that can be added up, as `windows.Count` has them: one per queue, window and step of latency."""
     rows = messages.select(
         "queue",
-        "timestamp",
-        f.octet_length("value").alias("bytes"),
-        "key",
+        f.window("timestamp", window).alias("span"),
+        f.octet_length("value").alias("size"),
         latency(messages, since, until).alias("latency"),
     )
-    found = rows.groupBy(f.window("timestamp", window).alias("span"), "queue").agg(
-        f.count("*").alias("messages"),
-        f.sum("bytes").alias("bytes"),
-        f.approx_count_distinct("key").alias("keys"),
-        f.count("latency").alias("timed"),
-        f.percentile_approx("latency", list(PERCENTILES.values()), ACCURACY).alias("percentiles"),
-        f.max("latency").alias("slowest"),
+    behind = f.floor(f.log(f.col("latency") / adding.LEAST) / math.log(adding.STEP)) + 1
+    step = f.when(f.col("latency") < adding.LEAST, 0).when(f.col("latency").isNotNull(), behind).cast("int")
+    return (
+        rows.groupBy(
+            f.unix_seconds("span.start").alias("start"),
+            f.unix_seconds("span.end").alias("end"),
+            "queue",
+            step.alias("step"),
+        )
+        .agg(
+            f.count("*").alias("messages"),
+            f.coalesce(f.sum("size"), f.lit(0)).alias("bytes"),
+            f.max("latency").alias("slowest"),
+        )
+        .select(*Count._fields)
     )
-    return found.select(
-        f.col("span.start").alias("start"),
-        f.col("span.end").alias("end"),
-        "queue",
-        "messages",
-        "bytes",
-        "keys",
-        "timed",
-        *(f.col("percentiles")[nth].alias(name) for nth, name in enumerate(PERCENTILES)),
-        "slowest",
+
+
+def look(
+    messages: DataFrame,
+    window: str = "60 seconds",
+    since: str = "",
+    until: str = "timestamp",
+    most: int = adding.MOST,
+) -> Windows:
+    """Read the messages once, and bring a bounded number of windows back: where there would be more, longer ones."""
+    counted = counts(messages, window, since, until).persist()
+    try:
+        bounds = counted.agg(
+            f.min("start"),
+            f.max("start"),
+            f.min(f.col("end") - f.col("start")),
+            f.count_distinct("queue"),
+            f.count_distinct("start", "queue"),
+        )
+        first, last, wanted, queues, places = bounds.collect()[0]
+        found = Windows(wanted or 0, most)
+        fitting = adding.fitting(wanted, last - first, queues, most) if places > most else wanted
+        rows = counted if fitting == wanted else together(counted, fitting)
+        found.add(Count(*row) for row in rows.collect())
+        return found
+    finally:
+        counted.unpersist()
+
+
+def together(counted: DataFrame, seconds: int) -> DataFrame:
+    """The same counts in longer windows."""
+    start = f.col("start") - f.pmod("start", f.lit(seconds))
+    longer = counted.withColumn("start", start).withColumn("end", start + seconds)
+    return (
+        longer.groupBy("start", "end", "queue", "step")
+        .agg(
+            f.sum("messages").alias("messages"),
+            f.sum("bytes").alias("bytes"),
+            f.max("slowest").alias("slowest"),
+        )
+        .select(*Count._fields)
     )
 
 
 def latency(messages: DataFrame, since: str, until: str) -> Column:
-    """Seconds from one time to the other; null where either is missing. Clocks differ: less than nothing is nothing."""
+    """Seconds from one time to the other; null where either is missing. Clocks differ: a little less than nothing is
+    nothing, and a start that is far ahead is none."""
     if not since:
         return f.lit(None).cast("double")
     start, end = _seconds(messages, since, "--since"), _seconds(messages, until, "--until")
     taken = end - start
-    return f.when(taken < 0, f.lit(0.0)).otherwise(taken)
+    return f.when(taken >= -AHEAD, f.greatest(taken, f.lit(0.0)))
 
 
 def _seconds(messages: DataFrame, expression: str, flag: str) -> Column:
-    """Any way to write a time, as seconds since 1970."""
+    """Any way to write a time, as seconds since 1970; null where it is none."""
     from pyspark.errors import AnalysisException, ParseException
 
     from sluice.spark.pipelines.running import explained
@@ -94,149 +136,168 @@ def _seconds(messages: DataFrame, expression: str, flag: str) -> Column:
     if isinstance(kind, t.TimestampType | t.TimestampNTZType | t.DateType):
         return value.cast("timestamp").cast("double")
     number = f.expr(f"try_cast(string({expression}) as double)")
-    return f.coalesce(
-        f.when(number >= MILLISECONDS, number / 1000).otherwise(number),
-        f.expr(f"try_cast(string({expression}) as timestamp)").cast("double"),
-    )
+    told = number
+    for limit, unit in reversed(UNITS):
+        told = f.when(number >= limit, number / unit).otherwise(told)
+    text = f.expr(f"try_cast(string({expression}) as timestamp)").cast("double")
+    found = f.when(number.isNull(), text).otherwise(told)
+    return f.when(~f.isnan(found) & (found >= 0) & (found < math.inf), found)
 
 
-def merge(known: dict[tuple[datetime, str], Row], fresh: Sequence[Row], most: int = 10_000) -> None:
-    """Windows that a stream has counted anew replace their older counts; the oldest are forgotten."""
-    for one in fresh:
-        known[one["start"], one["queue"]] = one
-    for place in sorted(known)[: max(0, len(known) - most)]:
-        del known[place]
-
-
-def summary(found: Sequence[Row], window: str) -> dict[str, Any]:
+def summary(found: Windows) -> dict[str, Any]:
     """For `--json` and the end of the command."""
-    messages = sum(one["messages"] for one in found)
-    timed = [one for one in found if one["timed"]]
-    rates: dict[datetime, float] = {}
-    for one in found:
-        rates[one["start"]] = rates.get(one["start"], 0.0) + one["messages"] / _length(one)
+    total = found.total()
+    figures = total.figures()
+    worst = max((one["p99"] for one in found.rows() if one["timed"]), default=None)
     return {
-        "messages": messages,
-        "bytes": sum(one["bytes"] or 0 for one in found),
-        "queues": sorted({one["queue"] for one in found}),
-        "windows": len({one["start"] for one in found}),
-        "window": window,
-        "peak_per_second": max(rates.values(), default=0.0),
+        "messages": total.messages,
+        "bytes": total.bytes,
+        "queues": sorted(found.queues()),
+        "windows": len(found),
+        "window": wording.lasting(found.seconds) if found.seconds else None,
+        "window_seconds": found.seconds or None,
+        "peak_per_second": found.peak(),
         "latency": None
-        if not timed
+        if not total.timed
         else {
-            # Of windows, percentiles can only be compared: the median one, and the worst.
-            "p50_median": sorted(one["p50"] for one in timed)[len(timed) // 2],
-            "p99_worst": max(one["p99"] for one in timed),
-            "slowest": max(one["slowest"] for one in timed),
+            **{name: figures[name] for name in (*adding.PERCENTILES, "slowest")},
+            "p99_worst": worst,
         },
     }
 
 
-def report(found: Sequence[Row], queue: str, window: str, now: datetime | None = None) -> str:
+def lengthened(found: Windows) -> str:
+    """What is to be said if the windows are not those that were asked for."""
+    if found.seconds == found.wanted:
+        return ""
+    return (
+        f"Windows of {wording.lasting(found.wanted)} would be too many: these are of"
+        f" {wording.lasting(found.seconds)}."
+    )
+
+
+def report(found: Windows, queue: str, now: datetime | None = None) -> str:
     """The page."""
     now = now or datetime.now(UTC)
-    if not found:
+    rows = found.rows()
+    if not rows:
         return page.render("Flow", queue, element("p", "Nothing has come through."), made_at=now)
-    told = summary(found, window)
-    first, last = min(one["start"] for one in found), max(one["end"] for one in found)
+    told = summary(found)
+    first, last = rows[0]["start"], rows[-1]["end"]
     seconds = max((last - first).total_seconds(), 1.0)
     facts = [
         ("messages", wording.count(told["messages"])),
         ("volume", wording.size(told["bytes"])),
-        ("mean rate", f"{wording.short(told['messages'] / seconds)}/s"),
-        ("peak", f"{wording.short(told['peak_per_second'])}/s"),
+        ("mean rate", wording.rate(told["messages"] / seconds)),
+        ("peak", wording.rate(told["peak_per_second"])),
     ]
     timed = told["latency"]
     if timed is not None:
         facts += [
-            ("median latency", wording.lasting(timed["p50_median"])),
-            ("worst p99", wording.lasting(timed["p99_worst"])),
+            ("median latency", wording.lasting(timed["p50"])),
+            ("p99", wording.lasting(timed["p99"])),
             ("slowest", wording.lasting(timed["slowest"])),
         ]
+    drawn = found.for_chart(SPANS)
+    span = f"{wording.moment(first)} to {wording.moment(last)}"
     return page.render(
         "Flow",
-        f"{queue}, {wording.moment(first)} to {wording.moment(last)}, in windows of {window}",
+        f"{queue}, {span}, in windows of {told['window']}",
+        element("p", lengthened(found), class_="soft") if lengthened(found) else None,
         page.facts(facts),
-        _throughput(found),
-        _latency(found) if timed is not None else _no_latency(),
-        _queue_table(found, seconds),
-        _slowest(found) if timed is not None else None,
+        _throughput(drawn),
+        _latency(drawn) if timed is not None else _no_latency(),
+        _queue_table(found, rows, seconds),
+        _slowest(rows) if timed is not None else None,
         made_at=now,
     )
 
 
-def _throughput(found: Sequence[Row]) -> Piece:
-    bucket, times, queues = _grid(found)
-    rates = {(one["queue"], one["start"]): one["messages"] / _length(one) for one in found}
-    return charts.lines(
-        "Throughput",
-        "messages per second",
-        times,
-        bucket,
-        [
-            charts.Series(name, [rates.get((name, time), 0.0) for time in times], nth, area=len(queues) == 1)
-            for nth, name in enumerate(queues)
-        ],
-    )
+def _throughput(drawn: Windows) -> Piece:
+    """The busiest queues, and the others as one."""
+    bucket, times = _grid(drawn)
+    queues = drawn.queues()
+    own = queues if len(queues) <= charts.TONES else queues[: charts.TONES - 1]
+    rates: dict[tuple[str, datetime], float] = {}
+    for one in drawn.rows():
+        place = (one["queue"] if one["queue"] in own else "", one["start"])
+        rates[place] = rates.get(place, 0.0) + one["messages"] / drawn.seconds
+    names = {name: name for name in own}
+    if len(own) < len(queues):
+        names[""] = wording.others(len(queues) - len(own))
+    unit, per = wording.rate_unit(max(rates.values()))
+    series = [
+        charts.Series(
+            label, [per * rates.get((name, time), 0.0) for time in times], nth, area=len(names) == 1
+        )
+        for nth, (name, label) in enumerate(names.items())
+    ]
+    return charts.lines("Throughput", f"messages per {unit}, {_spans(drawn)}", times, bucket, series)
 
 
-def _latency(found: Sequence[Row]) -> Piece:
+def _latency(drawn: Windows) -> Piece:
     """The worst queue in each window: a quick one must not hide a slow one."""
-    bucket, times, _ = _grid(found)
+    bucket, times = _grid(drawn)
+    rows = [one for one in drawn.rows() if one["timed"]]
 
     def worst(name: str) -> list[float | None]:
         most: dict[datetime, float] = {}
-        for one in found:
-            if one["timed"]:
-                most[one["start"]] = max(most.get(one["start"], 0.0), one[name])
+        for one in rows:
+            most[one["start"]] = max(most.get(one["start"], 0.0), one[name])
         return [most.get(time) for time in times]
 
     series = [
-        charts.Series(label, worst(name), tone)
-        for name, label, tone in (
-            ("p50", "p50", 4),
-            ("p90", "p90", 0),
-            ("p99", "p99", 1),
-            ("slowest", "slowest", 2),
-        )
+        charts.Series(name, worst(name), tone)
+        for name, tone in (("p50", 4), ("p90", 0), ("p99", 1), ("slowest", 2))
     ]
-    return charts.lines("Latency", "", times, bucket, series, wording.lasting)
+    unit = _spans(drawn) + (" of the slowest queue" if len(drawn.queues()) > 1 else "")
+    return charts.lines("Latency", unit, times, bucket, series, charts.TIMES)
+
+
+def _spans(drawn: Windows) -> str:
+    return f"in spans of {wording.lasting(drawn.seconds)}"
 
 
 def _no_latency() -> Piece:
     return element(
         "p",
         "Latency needs the time at which a message began: publishers write it into a user property, and --since names "
-        "it, for example --since \"string(headers['sent-at'])\".",
+        "it, for example --since \"headers['sent-at']\".",
         class_="soft card",
     )
 
 
-def _queue_table(found: Sequence[Row], seconds: float) -> Piece:
-    columns = [page.Column("queue")]
-    columns += [
-        page.Column(head, number=True) for head in ("messages", "volume", "mean rate", "peak", "worst p99")
-    ]
-    rows: list[list[Piece]] = []
-    for name in _by_volume(found):
-        mine = [one for one in found if one["queue"] == name]
-        messages = sum(one["messages"] for one in mine)
-        p99 = max((one["p99"] for one in mine if one["timed"]), default=None)
-        rows.append(
-            [
-                name,
-                wording.count(messages),
-                wording.size(sum(one["bytes"] or 0 for one in mine)),
-                f"{wording.short(messages / seconds)}/s",
-                f"{wording.short(max(one['messages'] / _length(one) for one in mine))}/s",
-                "" if p99 is None else wording.lasting(p99),
-            ]
-        )
-    return page.table("Queues", columns, rows)
+def _queue_table(found: Windows, rows: Sequence[dict[str, Any]], seconds: float) -> Piece:
+    heads = ["messages", "volume", "mean rate", "peak"]
+    heads += ["median latency", "p99", "worst p99"] if found.total().timed else []
+    columns = [page.Column("queue"), *(page.Column(head, number=True) for head in heads)]
+    most: dict[str, int] = {}
+    worst: dict[str, float] = {}
+    for one in rows:
+        name = one["queue"]
+        most[name] = max(most.get(name, 0), one["messages"])
+        if one["timed"]:
+            worst[name] = max(worst.get(name, 0.0), one["p99"])
+    top = max(most.values()) / found.seconds
+    lines: list[list[Piece]] = []
+    for name in found.queues()[:SHOWN_QUEUES]:
+        total = found.total(name)
+        times = (*total.percentiles((0.5, 0.99)), worst.get(name))
+        line: list[Piece] = [
+            name,
+            wording.count(total.messages),
+            wording.size(total.bytes),
+            wording.rate(total.messages / seconds, top),
+            wording.rate(most[name] / found.seconds, top),
+            *("" if time is None else wording.lasting(time) for time in times),
+        ]
+        lines.append(line[: len(columns)])
+    left = len(found.queues()) - len(lines)
+    note = f"The {len(lines)} busiest; and {wording.others(left)}, not shown." if left else ""
+    return page.table("Queues", columns, lines, note)
 
 
-def _slowest(found: Sequence[Row]) -> Piece:
+def _slowest(found: Sequence[dict[str, Any]]) -> Piece:
     columns = [page.Column("window"), page.Column("queue")]
     columns += [page.Column(head, number=True) for head in ("messages", "p50", "p90", "p99", "slowest")]
     worst = sorted((one for one in found if one["timed"]), key=lambda one: -one["p99"])[:SLOWEST]
@@ -252,21 +313,9 @@ def _slowest(found: Sequence[Row]) -> Piece:
     return page.table("The slowest windows", columns, rows)
 
 
-def _grid(found: Sequence[Row]) -> tuple[timedelta, list[datetime], list[str]]:
-    bucket: timedelta = found[0]["end"] - found[0]["start"]
-    return bucket, fill([one["start"] for one in found], bucket), _by_volume(found)[: charts.TONES]
-
-
-def _by_volume(found: Sequence[Row]) -> list[str]:
-    sums: dict[str, int] = {}
-    for one in found:
-        sums[one["queue"]] = sums.get(one["queue"], 0) + one["messages"]
-    return sorted(sums, key=lambda name: (-sums[name], name))
-
-
-def _length(one: Row) -> float:
-    seconds: float = (one["end"] - one["start"]).total_seconds()
-    return seconds
+def _grid(drawn: Windows) -> tuple[timedelta, list[datetime]]:
+    bucket = timedelta(seconds=drawn.seconds)
+    return bucket, fill([one["start"] for one in drawn.rows()], bucket)
 
 
 def spark_window(text: str) -> str:
@@ -286,26 +335,40 @@ def start(
     spark: SparkSession,
     queues: Queues,
     queue: str,
-    tell: Callable[[list[Row]], None],
+    tell: Callable[[Windows], None],
     *,
     window: str,
     since: str = "",
     until: str = "timestamp",
     every: str = "10 seconds",
-    late: str = "10 minutes",
+    watch: Watch | None = None,
     checkpoint: str | Path | None = None,
 ) -> StreamingQuery:
-    """Count as messages come, those that are kept first. `tell` hears of all windows whenever some have changed; one is
-    open for messages that are `late`. Who only watches has no group, and keeps no message from being deleted."""
+    """Count as messages come, those that are kept first. `tell` hears of all windows after each batch. Who only watches
+    has no group, and keeps no message from being deleted. Started again with the same `watch` and `checkpoint`, it goes
+    on; a checkpoint without what was counted until then would tell half of it."""
     messages = queues.stream(spark, queue, rows_per_batch=ROWS_PER_BATCH, failOnDataLoss="false")
-    counted = windows(messages.withWatermark("timestamp", late), window, since, until)
-    known: dict[tuple[datetime, str], Row] = {}
+    watching = watch or Watch()
 
     def take(batch: DataFrame, number: int) -> None:
-        merge(known, batch.collect())
-        tell([known[place] for place in sorted(known)])
+        watching.take(counts(batch, window, since, until), number)
+        tell(watching.found)
 
-    writer = counted.writeStream.queryName(f"flow {queue}").outputMode("update").foreachBatch(take)
+    writer = messages.writeStream.queryName(f"flow {queue}").foreachBatch(take)
     if checkpoint is not None:
         writer = writer.option("checkpointLocation", str(Path(checkpoint).absolute()))
     return writer.trigger(processingTime=every).start()
+
+
+class Watch:
+    """Adds up what a stream brings, in whatever order: a batch has a share of each partition by what waits there, so
+    that the past of one may come after the present of another. A batch that Spark tries again counts once."""
+
+    def __init__(self) -> None:
+        self.found = Windows()
+        self._last = -1
+
+    def take(self, counted: DataFrame, number: int) -> None:
+        if number > self._last:
+            self.found.add(Count(*row) for row in counted.collect())
+            self._last = number

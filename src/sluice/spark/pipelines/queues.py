@@ -74,7 +74,7 @@ class Queues:
         found = homes or self.homes(queue)
         if not found:
             raise InvalidOption(f"no message of {queue} has died", "See with `sluice dlq list` what has")
-        return own(self.read(spark, ",".join(found), headers), queue)
+        return own(self.read(spark, exactly(*found), headers), queue)
 
     def homes(self, queue: str) -> list[str]:
         """The queues in which its dead letters lie; none if nothing has died."""
@@ -174,6 +174,13 @@ def stream_of(table: pa.Table) -> bytes:
         writer.write_table(table)
     data: bytes = sink.getvalue().to_pybytes()
     return data
+
+
+def exactly(*names: str) -> str:
+    """What to say in order to read these queues and no others: a name may have a comma in it."""
+    if any("," in name for name in names):
+        return f"/{'|'.join(re.escape(name) for name in names)}/"
+    return ",".join(names)
 
 
 def _choice(queue: str) -> dict[str, str]:

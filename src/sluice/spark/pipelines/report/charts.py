@@ -1,7 +1,7 @@
 """Charts as SVG, drawn once: stacked bars and lines over time, and bars beside words.
 
-Colours are classes; which colour a class has, by day and by night, is the style sheet's. Each bar and point carries a
-title, which browsers show under the pointer.
+Colours are classes; which colour a class has, by day and by night, is the style sheet's. Each bar, and each time of a
+line, carries a title, which browsers show under the pointer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from sluice.markup import Markup, Piece, element
-from sluice.spark.pipelines.report.wording import count, mark, moment, short, utc
+from sluice.spark.pipelines.report.wording import count, lasting, mark, moment, short, utc
 
 WIDTH: Final = 1040
 HEIGHT: Final = 220
@@ -21,6 +21,27 @@ TOP, RIGHT, BOTTOM, LEFT = 10, 14, 24, 70
 TONES: Final = 8
 MARKS: Final = 8  # under an axis
 STEPS: Final = (1, 5, 10, 30, 60, 300, 900, 1800, 3600, 10_800, 21_600, 86_400, 604_800, 2_592_000)
+# Of durations up an axis, in seconds: below, and from a day on, they go by tens.
+DURATIONS: Final = (
+    1,
+    2,
+    5,
+    10,
+    15,
+    30,
+    60,
+    120,
+    300,
+    600,
+    900,
+    1800,
+    3600,
+    7200,
+    10_800,
+    21_600,
+    43_200,
+    86_400,
+)
 
 
 @dataclass(frozen=True)
@@ -33,13 +54,48 @@ class Series:
     area: bool = False
 
 
-def scale(most: float) -> tuple[float, list[float]]:
+@dataclass(frozen=True)
+class Axis:
+    """Values from the bottom up: how one is said, and where the marks are."""
+
+    show: Callable[[float], str]
+    scale: Callable[[float], tuple[float, list[float]]]
+
+
+def scale(most: float, sizes: Sequence[float] = (1, 2, 2.5, 5, 10)) -> tuple[float, list[float]]:
     """The smallest round number at or above `most`, and about four steps to it."""
-    most = max(most, 1e-9)
+    most = most if most > 0 else 1.0
     power = 10.0 ** math.floor(math.log10(most / 4))
-    step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power * 4 >= most * 0.999)
+    return _steps(most, next(size * power for size in sizes if size * power * 4 >= most * 0.999))
+
+
+def scale_whole(most: float) -> tuple[float, list[float]]:
+    """Of what is counted: there is no half of it."""
+    return scale(max(most, 4.0), (1, 2, 5, 10))
+
+
+def scale_duration(most: float) -> tuple[float, list[float]]:
+    """Of seconds: full minutes and hours. What is shorter than a few milliseconds is near the bottom."""
+    most = max(most, 0.004)
+    if most <= 4:
+        return scale(most, (1, 2, 5, 10))
+    step = next((size for size in DURATIONS if size * 4 >= most), 0)
+    return _steps(most, step) if step else _in_days(most)
+
+
+def _in_days(most: float) -> tuple[float, list[float]]:
+    top, ticks = scale_whole(most / 86_400)
+    return top * 86_400, [tick * 86_400 for tick in ticks]
+
+
+def _steps(most: float, step: float) -> tuple[float, list[float]]:
     ticks = [step * nth for nth in range(math.ceil(most / step - 1e-9) + 1)]
     return ticks[-1], ticks
+
+
+NUMBERS: Final = Axis(short, scale)
+COUNTS: Final = Axis(short, scale_whole)
+TIMES: Final = Axis(lasting, scale_duration)
 
 
 def round_times(first: datetime, seconds: float) -> list[datetime]:
@@ -60,7 +116,7 @@ def stacked_bars(
 ) -> Markup:
     """Counts per span of time, one layer of a bar for each kind."""
     totals = [sum(layer.values[nth] or 0 for layer in layers) for nth in range(len(times))]
-    top, ticks = scale(max([4.0, *totals]))
+    top, ticks = COUNTS.scale(max(totals, default=0))
     frame = _Frame(times, bucket, top)
     bars: list[Piece] = []
     gap = 1.0 if frame.step > 4 else 0.0
@@ -83,7 +139,7 @@ def stacked_bars(
                     class_=f"tone-{layer.tone % TONES}",
                 )
             )
-    return _card(title, unit, layers, frame.axes(ticks, short), bars)
+    return _card(title, unit, layers, frame.axes(ticks, COUNTS.show), bars)
 
 
 def lines(
@@ -92,11 +148,11 @@ def lines(
     times: Sequence[datetime],
     bucket: timedelta,
     series: Sequence[Series],
-    show: Callable[[float], str] = short,
+    axis: Axis = NUMBERS,
 ) -> Markup:
     """Values over time. A span in which nothing is known interrupts a line."""
     known = [value for one in series for value in one.values if value is not None]
-    top, ticks = scale(max(known, default=1.0))
+    top, ticks = axis.scale(max(known, default=1.0))
     frame = _Frame(times, bucket, top)
     drawn: list[Piece] = []
     for one in series:
@@ -112,18 +168,16 @@ def lines(
                 drawn.append(element("path", d=around, class_=f"area {tone}"))
             drawn.append(element("path", d=f"M{path}", class_=f"line {tone}"))
             for nth in run if len(run) == 1 or len(times) <= 60 else ():
-                told = f"{moment(times[nth])}: {one.label} {show(points[nth][1] or 0)}"
-                drawn.append(
-                    element(
-                        "circle",
-                        element("title", told),
-                        cx=points[nth][0],
-                        cy=frame.y(points[nth][1] or 0),
-                        r=2.4,
-                        class_=tone,
-                    )
-                )
-    return _card(title, unit, series, frame.axes(ticks, show), drawn)
+                x, y = points[nth][0], frame.y(points[nth][1] or 0)
+                drawn.append(element("circle", cx=x, cy=y, r=2.4, class_=tone))
+    drawn += [frame.hover(time, _told(nth, series, axis)) for nth, time in enumerate(times)]
+    return _card(title, unit, series, frame.axes(ticks, axis.show), drawn)
+
+
+def _told(nth: int, series: Sequence[Series], axis: Axis) -> str:
+    """What is known at one time, under the pointer."""
+    known = [(one.label, one.values[nth]) for one in series]
+    return ", ".join(f"{label} {axis.show(value)}" for label, value in known if value is not None)
 
 
 def shares(
@@ -193,6 +247,14 @@ class _Frame:
 
     def y(self, value: float) -> float:
         return TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / self.top)
+
+    def hover(self, time: datetime, text: str) -> Markup | None:
+        """A strip from top to bottom that shows its title: a line itself is hard to hit."""
+        if not text:
+            return None
+        title = element("title", f"{moment(time)}: {text}")
+        height = HEIGHT - TOP - BOTTOM
+        return element("rect", title, x=self.x(time), y=TOP, width=self.step, height=height, class_="hover")
 
     def axes(self, ticks: Sequence[float], show: Callable[[float], str]) -> list[Piece]:
         grid = [

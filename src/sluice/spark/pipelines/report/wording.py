@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
+import math
+from codecs import getincrementaldecoder
 from datetime import UTC, datetime
 from typing import Final
 
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB")
+RATES: Final = (("second", 1), ("minute", 60), ("hour", 3600), ("day", 86_400))
+_SHORT: Final = {"second": "s", "minute": "min", "hour": "h", "day": "d"}
 
 
 def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def others(number: int) -> str:
+    """For those that are not shown one by one."""
+    return f"{count(number)} other" + ("" if number == 1 else "s")
+
+
 def short(number: float) -> str:
-    """For an axis: 950, 1.2k, 3.4M."""
+    """For an axis: 0.0025, 950, 1.2k, 3.4M."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= limit:
             return f"{number / limit:.1f}".removesuffix(".0") + unit
-    return f"{number:.2f}".rstrip("0").removesuffix(".") if number < 10 else f"{number:.0f}"
+    if number >= 10 or number <= 0:
+        return f"{number:.0f}"
+    digits = 2 - min(0, math.floor(math.log10(number)))  # two behind the point, or three that count
+    return f"{number:.{digits}f}".rstrip("0").removesuffix(".")
+
+
+def rate_unit(per_second: float) -> tuple[str, int]:
+    """What a rate is best told per, and its seconds: one message in five minutes is twelve in an hour."""
+    return next(
+        (unit for unit in RATES if per_second * unit[1] >= 0.999), RATES[-1] if per_second else RATES[0]
+    )
+
+
+def rate(per_second: float, like: float | None = None) -> str:
+    """In the unit of another one, if it stands beside that."""
+    unit, seconds = rate_unit(per_second if like is None else like)
+    return f"{short(per_second * seconds)}/{_SHORT[unit]}"
 
 
 def size(number: float) -> str:
@@ -31,8 +56,8 @@ def size(number: float) -> str:
 
 def lasting(seconds: float) -> str:
     """350 ms, 4.2 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
-    if seconds < 0.001:
-        return "0 ms" if seconds <= 0 else f"{seconds * 1000:.1f} ms"
+    if seconds < 0.00995:
+        return f"{seconds * 1000:.1f}".removesuffix(".0") + " ms"
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
@@ -59,17 +84,18 @@ def mark(time: datetime, span_seconds: float) -> str:
     return format(utc(time), form if span_seconds <= 7 * 86_400 else "%d %b")
 
 
-def text_of(payload: bytes | bytearray | None, most: int = 160) -> str:
-    """What can be shown of a payload."""
+def text_of(payload: bytes | bytearray | None, most: int = 160, length: int | None = None) -> str:
+    """What can be shown of a payload of `length` bytes, of which the first are given: they may end within a letter."""
     if payload is None:
         return ""
     data = bytes(payload)
+    length = len(data) if length is None else length
     try:
-        text = data.decode()
+        text = getincrementaldecoder("utf-8")().decode(data, final=len(data) >= length)
     except UnicodeDecodeError:
-        return f"({size(len(data))}, not text)"
+        return f"({size(length)}, not text)"
     shown = "".join(sign if sign.isprintable() else " " for sign in text[: most + 1])
-    return shown if len(shown) <= most else shown[:most] + "…"
+    return shown if len(shown) <= most and len(data) >= length else shown[:most] + "…"
 
 
 def utc(time: datetime) -> datetime:
