@@ -66,7 +66,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
             waiting.pop()()
         return [(name, (folder / name).stat().st_size, rows.table.num_rows)]
 
-    monkeypatch.setattr(tables, "_write", write)
+    monkeypatch.setattr(tables, "write_rows", write)
     monkeypatch.setattr(tables, "_arrow_schema", lambda rows: rows.schema)
     return waiting
 

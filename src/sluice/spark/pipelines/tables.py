@@ -3,7 +3,7 @@
 Executors write files; the driver makes them part of the table in one step, which names the query and its batch:
 
     delta     one commit of the transaction log, by delta-rs, with the transaction (query, batch)
-    parquet   one rename: the files wait in `_sluice/arriving/` and become the directory `batch=<query>-<number>`
+    parquet   one rename: the files wait in a directory in `_sluice/arriving/`, which becomes `batch=<query>-<number>`
 
 A batch that is tried again after a crash is known by its name and left out; so is one that a second driver of the same
 query brings at the same time, because the step itself fails for whoever comes second. Files that a crash leaves behind
@@ -18,18 +18,18 @@ A path is one that the driver and all executors see: a local disk for `local[...
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from sluice.errors import SluiceError
 from sluice.spark.faults import InvalidOption
+from sluice.spark.pipelines.writing import Written, literal, sync, write_rows
 
 if TYPE_CHECKING:
     import deltalake
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 FORMATS: Final = ("delta", "parquet")
 OWN: Final = "_sluice"  # below the table: checkpoint and files on their way; readers skip names with _
-FILES_SCHEMA: Final = "name string, bytes bigint, rows bigint"
-ROWS_PER_GROUP: Final = 65_536
 HOLDS: Final = "sluice.holds"  # property of a Delta table
 LAST_VALUES: Final = "last-values"
 ARCHIVED_AT: Final = "archived_at"  # a column that every archive has, and nothing else of ours
@@ -97,6 +95,10 @@ class Table(ABC):
 
 
 class DeltaTable(Table):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._on_disk = ""  # the last file of the log that is known to be
+
     def has(self, key: str, batch: int) -> bool:
         table = self._open()
         return table is not None and _has(table, key, batch)
@@ -106,16 +108,18 @@ class DeltaTable(Table):
         from deltalake.exceptions import CommitFailedError
 
         if self.has(key, batch):
+            self._sync_log()  # whoever has committed it may have died before
             return 0
         self.check_archive()
         schema = _arrow_schema(rows)
         self._missing(self._open(), schema)
         self.path.mkdir(parents=True, exist_ok=True)
-        written = _write(rows, self.path)
-        _sync(self.path)
+        written = write_rows(rows, self.path)
+        sync(self.path)
         table = self._open() or self._create(schema)
         # From what `table` has seen on, delta-rs refuses a second commit of this transaction. So it is asked once more.
         if _has(table, key, batch):
+            self._sync_log()
             return self._discard(written)
         self._add_columns(table, schema)
         try:
@@ -128,7 +132,9 @@ class DeltaTable(Table):
         except CommitFailedError:
             if not self.has(key, batch):
                 raise
+            self._sync_log()
             return self._discard(written)
+        self._sync_log()
         return sum(count for _, _, count in written)
 
     def replace(self, rows: DataFrame, version: int) -> int:
@@ -140,8 +146,8 @@ class DeltaTable(Table):
 
         schema = _arrow_schema(rows)
         self.path.mkdir(parents=True, exist_ok=True)
-        written = _write(rows, self.path)
-        _sync(self.path)
+        written = write_rows(rows, self.path)
+        sync(self.path)
         try:
             if version < 0:
                 table = self._create(schema, "error", {HOLDS: LAST_VALUES})
@@ -165,6 +171,7 @@ class DeltaTable(Table):
             raise TableChanged(
                 f"{self.path} was changed by somebody else meanwhile", "Run it again: nothing was replaced"
             ) from None
+        self._sync_log()
         return sum(count for _, _, count in written)
 
     def check_archive(self) -> None:
@@ -199,7 +206,9 @@ class DeltaTable(Table):
         from pyspark.sql.types import StructType
 
         schema = deltalake.DeltaTable(self.path, version=version).schema()
-        return spark.read.schema(StructType.fromJson(json.loads(schema.to_json()))).parquet(*files)
+        return spark.read.schema(StructType.fromJson(json.loads(schema.to_json()))).parquet(
+            *map(literal, files)
+        )
 
     def version(self) -> int:
         table = self._open()
@@ -255,7 +264,19 @@ class DeltaTable(Table):
         if missing:
             table.alter.add_columns(missing)
 
-    def _discard(self, written: list[tuple[str, int, int]]) -> int:
+    def _sync_log(self) -> None:
+        """delta-rs leaves its log to the page cache. What counts as done goes from the queue, and a power cut must not
+        take the commit."""
+        log = self.path / "_delta_log"
+        fresh = sorted(
+            file for file in log.iterdir() if file.name[:1].isdigit() and file.name > self._on_disk
+        )
+        for path in (*fresh, log, self.path):
+            sync(path)
+        if fresh:
+            self._on_disk = fresh[-1].name
+
+    def _discard(self, written: Written) -> int:
         """Files that are in no commit, and will be in none."""
         for name, _, _ in written:
             (self.path / name).unlink(missing_ok=True)
@@ -276,25 +297,29 @@ class ParquetTable(Table):
             return 0
         self._check_columns(rows.columns)
         folder = self.path / OWN / "arriving"
-        arriving = (
-            folder / f"{key}-{batch}-{uuid.uuid4().hex}"
-        )  # a second driver of the query has another one
+        mine = f"{key}-{batch}-{uuid.uuid4().hex}"  # a second driver of the query has another one
+        arriving, ready = folder / mine, folder / f"{mine}-ready"
         arriving.mkdir(parents=True)
-        written = _write(rows, arriving)
-        _sync(arriving)
         try:
-            arriving.rename(self._home(key, batch))
-        except OSError:
-            shutil.rmtree(arriving, ignore_errors=True)
-            if not self.has(key, batch):
-                raise
-            return 0
-        _sync(self.path)
+            written = write_rows(rows, arriving)
+            ready.mkdir()
+            # Only what the driver was told of: a task that nobody waits for any more may still be at it in `arriving`.
+            for name, _, _ in written:
+                (arriving / name).rename(ready / name)
+            sync(ready)
+            ready.rename(self._home(key, batch))
+        except Exception as fault:
+            _remove(arriving, ready)
+            if isinstance(fault, OSError) and self.has(key, batch):
+                return 0
+            raise
+        sync(self.path)
+        _remove(arriving)
         # Left by crashes. A second driver that is at this very batch is let alone.
         for left in folder.glob(f"{key}-*"):
             number = left.name.removeprefix(f"{key}-").partition("-")[0]
             if number.isdigit() and int(number) < batch:
-                shutil.rmtree(left, ignore_errors=True)
+                _remove(left)
         return sum(count for _, _, count in written)
 
     def check_archive(self) -> None:
@@ -307,7 +332,7 @@ class ParquetTable(Table):
         )
 
     def rows(self, spark: SparkSession, files: Sequence[str], version: int | None = None) -> DataFrame:
-        return spark.read.parquet(*files)
+        return spark.read.parquet(*map(literal, files))
 
     def _check_columns(self, names: Sequence[str]) -> None:
         """All files have the same: readers go by one of them."""
@@ -339,11 +364,26 @@ class ParquetTable(Table):
         return self.path / f"batch={key}-{batch:09d}"
 
     def _homes(self) -> list[Path]:
-        """In the order in which they came to be part of the table."""
-        return sorted(self.path.glob("batch=*"), key=lambda home: (home.stat().st_mtime_ns, home.name))
+        """In the order in which they came to be part of the table. A copy or a restore gives them other times: the
+        batches of one query go by their numbers, and only between queries does the time say who was first."""
+        timed = sorted(self.path.glob("batch=*"), key=lambda home: (home.stat().st_mtime_ns, home.name))
+        queries: dict[str, list[Path]] = {}
+        for home in timed:
+            queries.setdefault(_query_of(home), []).append(home)
+        numbered = {query: iter(sorted(homes)) for query, homes in queries.items()}
+        return [next(numbered[_query_of(home)]) for home in timed]
 
 
-def _actions(written: list[tuple[str, int, int]]) -> list[AddAction | RemoveAction]:
+def _query_of(home: Path) -> str:
+    return home.name.rpartition("-")[0]
+
+
+def _remove(*folders: Path) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _actions(written: Written) -> list[AddAction | RemoveAction]:
     from deltalake.transaction import AddAction
 
     now = int(time.time() * 1000)
@@ -375,53 +415,7 @@ def open_table(path: str | Path, kind: str = "") -> Table:
     return DeltaTable(path) if kind == "delta" else ParquetTable(path)
 
 
-def _write(rows: DataFrame, folder: Path) -> list[tuple[str, int, int]]:
-    """Write the rows where they are, and tell of the files: name, bytes, rows. No file for a task without rows."""
-    found = rows.mapInArrow(_writer(str(folder)), FILES_SCHEMA).collect()
-    return sorted((one["name"], one["bytes"], one["rows"]) for one in found)
-
-
-def _writer(folder: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """On an executor. A task that is run again writes another file, and only the one it tells of counts."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        name = f"part-{uuid.uuid4().hex}.parquet"
-        path = os.path.join(folder, name)
-        writer = None
-        rows = 0
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            if writer is None:
-                writer = pq.ParquetWriter(path, batch.schema, compression="zstd")
-            writer.write_batch(batch, row_group_size=ROWS_PER_GROUP)
-            rows += batch.num_rows
-        if writer is None:
-            return
-        writer.close()
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)  # the commit will promise that it is there
-            size = os.fstat(descriptor).st_size
-        finally:
-            os.close(descriptor)
-        yield pa.RecordBatch.from_pydict({"name": [name], "bytes": [size], "rows": [rows]})
-
-    return write
-
-
 def _arrow_schema(rows: DataFrame) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(rows.schema, timezone="UTC")
-
-
-def _sync(folder: Path) -> None:
-    """New names in a directory are on disk when it is."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,106 @@
+"""Tables as a crash finds and leaves them, and how rows go from them and to them: without Java, and mostly a broker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.spark.pipelines.tables import DeltaTable, ParquetTable, Table, open_table
+
+ROWS = [pa.RecordBatch.from_pydict({"value": [b"%d" % nth for nth in some]}) for some in ((0, 1), (2, 3))]
+
+
+class TriedAgain:
+    """A DataFrame of one task, which Spark tries three times: the first is cut short, of the second nobody hears."""
+
+    columns = ["value"]
+
+    def mapInArrow(self, write: Callable[[Any], Iterator[pa.RecordBatch]], schema: str) -> TriedAgain:
+        self._write = write
+        return self
+
+    def collect(self) -> list[dict[str, Any]]:
+        with pytest.raises(ConnectionError):
+            list(self._write(self._cut_short()))
+        list(self._write(ROWS))
+        return [row for told in self._write(ROWS) for row in told.to_pylist()]
+
+    def _cut_short(self) -> Iterator[pa.RecordBatch]:
+        yield ROWS[0]
+        raise ConnectionError
+
+
+def values(table: Table) -> list[bytes]:
+    return [value for file in table.files() for value in pq.read_table(file)["value"].to_pylist()]
+
+
+@pytest.mark.parametrize("kind", ["delta", "parquet"])
+def test_what_a_task_wrote_before_it_was_tried_again_is_in_no_table(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sluice.spark.pipelines import tables
+
+    monkeypatch.setattr(tables, "_arrow_schema", lambda rows: ROWS[0].schema)
+    table, rows = open_table(tmp_path, kind), TriedAgain()
+    assert table.add("q", 0, rows) == 4  # type: ignore[arg-type]
+    assert values(table) == [b"0", b"1", b"2", b"3"]
+    if kind == "parquet":
+        assert pq.read_table(tmp_path, partitioning=None).num_rows == 4
+        assert not list((tmp_path / "_sluice" / "arriving").iterdir())
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of what was brought to the disk."""
+    found: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda file: found.append(os.readlink(f"/proc/self/fd/{file}")))
+    return found
+
+
+def test_a_batch_counts_when_its_commit_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: list[str]
+) -> None:
+    from sluice.spark.pipelines import tables
+
+    monkeypatch.setattr(tables, "_arrow_schema", lambda rows: ROWS[0].schema)
+    rows: Any = TriedAgain()
+    log = tmp_path / "_delta_log"
+    commits = [str(log / f"{number:020d}.json") for number in range(4)]
+    table = DeltaTable(tmp_path)
+    table.add("q", 0, rows)
+    assert synced[-4:] == [*commits[:2], str(log), str(tmp_path)]  # the table, and its first batch
+    table.add("q", 1, rows)
+    assert synced[-3:] == [commits[2], str(log), str(tmp_path)]
+    synced.clear()
+    assert (
+        DeltaTable(tmp_path).add("q", 1, rows) == 0
+    )  # whoever had committed it has died before it was synced
+    assert commits[2] in synced
+    table = DeltaTable(tmp_path / "last")
+    table.replace(rows, -1)
+    assert str(tmp_path / "last" / "_delta_log" / f"{1:020d}.json") in synced
+
+
+def test_batches_of_parquet_files_keep_their_order_when_they_are_copied(tmp_path: Path) -> None:
+    table = ParquetTable(tmp_path)
+    for nth, name in enumerate(("one-000000000", "two-000000000", "one-000000001", "one-000000002")):
+        (tmp_path / f"batch={name}").mkdir()
+        os.utime(tmp_path / f"batch={name}", (nth, nth))
+        pq.write_table(pa.table({"value": [name]}), tmp_path / f"batch={name}" / "part.parquet")
+        os.utime(tmp_path / f"batch={name}", (nth, nth))
+    found = [Path(file).parent.name for file in table.files()]
+    assert found == [
+        f"batch={name}" for name in ("one-000000000", "two-000000000", "one-000000001", "one-000000002")
+    ]
+    for nth, name in enumerate(("one-000000002", "one-000000000", "one-000000001", "two-000000000")):
+        os.utime(tmp_path / f"batch={name}", (nth, nth))
+    found = [Path(file).parent.name for file in table.files()]
+    assert found == [
+        f"batch={name}" for name in ("one-000000000", "one-000000001", "one-000000002", "two-000000000")
+    ]
