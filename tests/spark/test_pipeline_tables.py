@@ -11,7 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.spark import Door
+from sluice.spark.faults import Refused
+from sluice.spark.pipelines import portions, tables
+from sluice.spark.pipelines.queues import LONGEST_APP, TRIES, Queues, app_of
 from sluice.spark.pipelines.tables import DeltaTable, ParquetTable, Table, open_table
+from tests.spark.conftest import House
 
 ROWS = [pa.RecordBatch.from_pydict({"value": [b"%d" % nth for nth in some]}) for some in ((0, 1), (2, 3))]
 
@@ -44,8 +49,6 @@ def values(table: Table) -> list[bytes]:
 def test_what_a_task_wrote_before_it_was_tried_again_is_in_no_table(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sluice.spark.pipelines import tables
-
     monkeypatch.setattr(tables, "_arrow_schema", lambda rows: ROWS[0].schema)
     table, rows = open_table(tmp_path, kind), TriedAgain()
     assert table.add("q", 0, rows) == 4  # type: ignore[arg-type]
@@ -66,8 +69,6 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_batch_counts_when_its_commit_is_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: list[str]
 ) -> None:
-    from sluice.spark.pipelines import tables
-
     monkeypatch.setattr(tables, "_arrow_schema", lambda rows: ROWS[0].schema)
     rows: Any = TriedAgain()
     log = tmp_path / "_delta_log"
@@ -104,3 +105,87 @@ def test_batches_of_parquet_files_keep_their_order_when_they_are_copied(tmp_path
     assert found == [
         f"batch={name}" for name in ("one-000000000", "one-000000001", "one-000000002", "two-000000000")
     ]
+
+
+# ---- portions
+
+
+HEADERS = pa.map_(pa.string(), pa.binary())
+
+
+def test_headers_count_where_a_portion_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portions, "PORTION_BYTES", 64 << 10)
+    large, none = [("authorization", b"x" * 1900), ("trace", None)], None
+    told = pa.array([large] * 200 + [none, []] * 10, HEADERS)
+    table = pa.table({"value": [b"{}"] * 220, "headers": told})
+    for rows in (
+        table,
+        table.slice(7),
+        pa.concat_tables([table.slice(150), table]),
+    ):  # chunks, and parts of them
+        cut = list(portions.portions(rows))
+        assert pa.concat_tables(cut).equals(rows)
+        sizes = [len(portions.stream_of(one)) for one in cut]
+        assert max(sizes) < 64 << 10 < 2 * min(sizes[:-1])
+
+
+PORTION = pa.table({"value": [b"a", b"b"]})
+
+
+def test_a_portion_whose_answer_went_missing_is_ones_own(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.make()
+    queues, send = Queues(house.where), Door._send
+    cut: list[str] = []
+
+    def send_and_hear_nothing(self: Door, method: str, path: str, *rest: Any) -> Any:
+        answer = send(self, method, path, *rest)
+        if path.endswith("/commit") and not cut:
+            cut.append(path)
+            raise ConnectionResetError
+        return answer
+
+    monkeypatch.setattr(Door, "_send", send_and_hear_nothing)
+    assert queues.publish(f"test/{house.queue}", 1, house.queue, PORTION)
+    assert cut and house.values() == ["a", "b"]
+    assert not queues.publish(f"test/{house.queue}", 1, house.queue, PORTION)  # somebody else's
+    assert house.values() == ["a", "b"]
+
+
+def test_a_portion_is_brought_again_to_a_broker_that_has_lost_it(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.make()
+    queues, commit = Queues(house.where), Door.commit
+    restarts = [True, True, False]
+
+    def commit_after_a_restart(self: Door, app: str, batch: int, stages: list[str], rows: int) -> bool:
+        if restarts.pop(0):
+            house.door.abort(app, batch)  # a start finds no stages either
+        return commit(self, app, batch, stages, rows)
+
+    monkeypatch.setattr(Door, "commit", commit_after_a_restart)
+    assert queues.publish(f"test/{house.queue}", 1, house.queue, PORTION)
+    assert house.values() == ["a", "b"] and not restarts
+    restarts += [True] * TRIES
+    with pytest.raises(Refused, match="cannot be committed"):
+        queues.publish(f"test/{house.queue}", 2, house.queue, PORTION)
+
+
+def test_a_message_that_is_too_large_is_refused_with_the_setting(house: House) -> None:
+    house.make()
+    huge = pa.table({"value": [b"x" * (33 << 20)]})
+    with pytest.raises(
+        Refused, match=r"33554432 are taken at once\. .*raise bulk\.max_batch_bytes on the broker"
+    ):
+        Queues(house.where).publish(f"test/{house.queue}", 1, house.queue, huge)
+
+
+def test_an_application_with_a_long_name_is_known_to_the_broker(house: House) -> None:
+    house.make()
+    names = [app_of("compact", "q" * 300 + end) for end in ("a", "b")]
+    assert len(set(names)) == 2 and app_of("compact", "q") == "compact/q"
+    assert [len(name) for name in names] == [LONGEST_APP] * 2
+    assert Queues(house.where).publish(names[0], 1, house.queue, PORTION)
+    assert [Queues(house.where).last_portion(name) for name in names] == [1, 0]

@@ -17,8 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.cli import app
-from sluice.spark.pipelines import archive, compact, redrive, replay, running, transform
-from sluice.spark.pipelines import queues as portioning
+from sluice.spark.pipelines import archive, compact, portions, redrive, replay, running, transform
 from sluice.spark.pipelines.queues import Queues
 from sluice.spark.pipelines.tables import open_table
 from tests.spark.conftest import House
@@ -224,7 +223,7 @@ def test_a_replay_that_was_cut_short_goes_on_behind_what_it_had_published(
     house.fill([f"m{nth}" for nth in range(30)])
     table, target = tmp_path / "table", f"{house.queue}/again"
     assert sluice("archive", "-q", house.queue, "--to", str(table), "--once", house=house).exit_code == 0
-    monkeypatch.setattr(portioning, "PORTION_ROWS", 7)
+    monkeypatch.setattr(portions, "PORTION_ROWS", 7)
     publish, calls = Queues.publish, []
 
     def cut_short(self: Queues, *told: Any) -> bool:

@@ -17,7 +17,8 @@ from pyspark.sql import functions as f
 from sluice.errors import SluiceError
 from sluice.spark.door import Door
 from sluice.spark.pipelines.alone import alone
-from sluice.spark.pipelines.queues import Queues, portions
+from sluice.spark.pipelines.portions import portions
+from sluice.spark.pipelines.queues import Queues
 from sluice.spark.pipelines.tables import OWN, DeltaTable, open_table
 
 if TYPE_CHECKING:

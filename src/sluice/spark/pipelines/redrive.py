@@ -18,7 +18,8 @@ from uuid import uuid4
 from pyspark.sql import functions as f
 
 from sluice.spark.faults import InvalidOption
-from sluice.spark.pipelines.queues import Queues, portions
+from sluice.spark.pipelines.portions import portions
+from sluice.spark.pipelines.queues import Queues
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,7 +17,8 @@ import pyarrow as pa
 from pyspark.sql import functions as f
 
 from sluice.spark.faults import InvalidOption
-from sluice.spark.pipelines.queues import Queues, portions
+from sluice.spark.pipelines.portions import portions
+from sluice.spark.pipelines.queues import Queues
 from sluice.spark.pipelines.tables import Table, open_table
 
 if TYPE_CHECKING:
