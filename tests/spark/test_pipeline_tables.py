@@ -10,10 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+from sluice.cli import app, sparking, streaming
+from sluice.cli.options import Where
 from sluice.spark import Door
-from sluice.spark.faults import Refused
-from sluice.spark.pipelines import portions, tables
+from sluice.spark.faults import InvalidOption, Refused
+from sluice.spark.pipelines import portions, running, tables
+from sluice.spark.pipelines.alone import check_group
 from sluice.spark.pipelines.queues import LONGEST_APP, TRIES, Queues, app_of
 from sluice.spark.pipelines.tables import DeltaTable, ParquetTable, Table, open_table
 from tests.spark.conftest import House
@@ -189,3 +193,86 @@ def test_an_application_with_a_long_name_is_known_to_the_broker(house: House) ->
     assert [len(name) for name in names] == [LONGEST_APP] * 2
     assert Queues(house.where).publish(names[0], 1, house.queue, PORTION)
     assert [Queues(house.where).last_portion(name) for name in names] == [1, 0]
+
+
+# ---- what a run may take
+
+
+def refusal(house: House, *words: str) -> str:
+    ran = CliRunner().invoke(app, ["pipeline", *words, "--url", house.url])
+    assert ran.exit_code == 2, ran.output
+    return ran.stderr
+
+
+def test_a_new_run_takes_no_group_that_follows_another(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparking.SparkVisit, "spark", None)
+    house.make()
+    queues = Queues(house.where)
+    assert queues.settled(house.queue, "archive") is None
+    for group in ("archive", "transform"):
+        house.door.advance(house.queue, group, {}, create=True)
+    house.fill(["a", "b"])
+    assert queues.settled(house.queue, "archive") == 0  # made beforehand, so that messages are kept for it
+    for group in ("archive", "transform"):
+        house.door.advance(house.queue, group, {0: 1})
+    assert queues.settled(house.queue, "archive") == 1
+    archive = ["archive", "-q", house.queue, "--to", str(tmp_path / "second")]
+    sql = ["--sql", "SELECT value FROM messages", "--checkpoint", str(tmp_path / "second")]
+    for words in (archive, ["transform", "-q", house.queue, "--to", "x", *sql]):
+        said = refusal(house, *words)
+        assert f"group {words[0]} follows another run of this queue" in said and "Give --group NAME" in said
+
+    first = tmp_path / "first"
+    (first / "offsets").mkdir(parents=True)
+    with pytest.raises(InvalidOption, match="--checkpoint of that run"):
+        check_group(first, "archive", 1)
+    for settled in (None, 0):
+        check_group(first, "archive", settled)
+    (first / "offsets" / "0").touch()
+    check_group(first, "archive", 1)
+
+
+def test_dead_letters_go_only_when_that_is_asked_for(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparking.SparkVisit, "spark", None)
+    home = f"failed-{house.queue}"
+    house.make(dlq_config={"topic": home})
+    house.make(home)
+    sql = ["--sql", "SELECT value FROM messages", "--checkpoint", str(tmp_path / "checkpoint")]
+    for words in (
+        ["compact", "-q", home, "--to", str(tmp_path / "last")],
+        ["transform", "-q", home, "--to", "x", *sql],
+    ):
+        said = refusal(house, *words)
+        assert f"{home} holds dead letters" in said and "Add --settle" in said
+
+
+def test_a_query_that_cannot_be_read_and_a_target_without_a_name_are_told(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparking.SparkVisit, "spark", None)
+    house.make()
+    file = tmp_path / "query.sql"
+    file.write_bytes("SELECT 'Größe' AS value FROM messages".encode("latin-1"))
+    words = [
+        "transform",
+        "-q",
+        house.queue,
+        "--checkpoint",
+        str(tmp_path / "checkpoint"),
+        "--sql-file",
+        str(file),
+    ]
+    assert "query.sql is not UTF-8, at byte 10" in refusal(house, *words, "--to", "x")
+    file.write_text("SELECT value FROM messages")
+    assert "--to is empty" in refusal(house, *words, "--to", "")
+
+
+def test_braces_in_a_name_are_told_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    visit = sparking.SparkVisit("archive", Where("http://127.0.0.1:1", "", None), False)
+    done = running.Progress(rows=3, batches=1)
+    streaming.report_stream(visit, done, lambda read, written: f"Archived {read} of {{a}}/{{0}}", {"lag": 0})
+    assert "Archived 3 messages of {a}/{0} (1 batch" in capsys.readouterr().out

@@ -206,9 +206,8 @@ def test_a_queue_becomes_another_with_sql_or_a_function_with_memory(
             once=True,
         )
     assert kept(house, f"{house.queue}/thrice") == Counter(["6", "15", "18"])
-    wrong = sluice(
-        *words, "--sql", "SELECT nothing FROM messages", "--checkpoint", str(tmp_path / "x"), house=house
-    )
+    sql = ["--sql", "SELECT nothing FROM messages", "--checkpoint", str(tmp_path / "x")]
+    wrong = sluice(*words, *sql, "--group", "new", house=house)
     assert wrong.exit_code == 2 and "nothing" in wrong.stderr and len(wrong.stderr.splitlines()) <= 3
     sql = ["--sql", "SELECT value, 12 AS priority FROM messages", "--checkpoint", str(tmp_path / "y")]
     wrong = sluice(*words, *sql, "--group", "new", house=house)

@@ -26,6 +26,7 @@ from sluice.cli.pipeline_options import (
     Once,
     Queue,
     RowsPerBatch,
+    Settle,
     Where,
 )
 from sluice.cli.sparking import SparkVisit, counted, pipeline, the_only
@@ -48,12 +49,39 @@ def add_to(root: typer.Typer, panel: str) -> None:
     root.add_typer(app, name="pipeline", rich_help_panel=panel)
 
 
+def own_group(visit: SparkVisit, queue: str, given: str, usual: str, checkpoint: Path) -> str:
+    """The group to read as. Whoever names one knows what he does; the usual one must not be another run's."""
+    from sluice.spark.pipelines.alone import check_group
+
+    if not given:
+        check_group(checkpoint, usual, visit.queues.settled(queue, usual))
+    return given or usual
+
+
+def keep_letters(visit: SparkVisit, queue: str, settle: bool) -> None:
+    """Refuse to be done with dead letters that nobody has let go."""
+    if visit.check_queue(queue)["stats"]["is_dead_letters"] and not settle:
+        raise wrong_command(
+            f"{queue} holds dead letters, which would go once they are read",
+            "Add --settle to let them go, or archive them first: `sluice pipeline archive` keeps them",
+        )
+
+
+def read_query(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError as fault:
+        raise wrong_command(
+            f"--sql-file {file} is not UTF-8, at byte {fault.start}", "Save it as UTF-8"
+        ) from None
+
+
 @pipeline(app, "archive")
 def archive(
     visit: SparkVisit,
     queue: Queue,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Directory of the table.")],
-    group: Group = "archive",
+    group: Group = "",
     format: Annotated[
         str, typer.Option(metavar="FORMAT", help="delta or parquet; that of the table, a new one is delta.")
     ] = "",
@@ -65,10 +93,7 @@ def archive(
     every: Every = "30s",
     rows_per_batch: RowsPerBatch = 200_000,
     files: Annotated[int, typer.Option(min=0, help="Files per batch at most; 0 leaves it to Spark.")] = 0,
-    settle: Annotated[
-        bool,
-        typer.Option("--settle", help="Of dead letters: let them go once they are archived; else they stay."),
-    ] = False,
+    settle: Settle = False,
 ) -> None:
     """A queue into a Delta table or Parquet files, each message once. Goes on where it stopped."""
     from sluice.spark.pipelines import archive as making
@@ -79,8 +104,11 @@ def archive(
     table.check_archive()
     keeps = visit.check_queue(queue)["stats"]["is_dead_letters"] and not settle
     pause = spark_time("--every", every)
+    home = making.checkpoint_of(table, checkpoint)
+    if not keeps:
+        group = own_group(visit, queue, group, "archive", home)
     minding = nullcontext() if keeps else visit.minding(queue, group)
-    with alone(making.checkpoint_of(table, checkpoint), AT_WORK), minding, visit.spark() as spark:
+    with alone(home, AT_WORK), minding, visit.spark() as spark:
         queues = visit.queues
 
         def lag() -> int | None:
@@ -107,7 +135,10 @@ def archive(
     if keeps:
         visit.out.note(f"The dead letters stay in {queue}; --settle lets them go once they are archived.")
     report_stream(
-        visit, done, f"Archived {{}} of {queue} into {to}", {"queue": queue, "to": str(to), "lag": left}
+        visit,
+        done,
+        lambda read, written: f"Archived {read} of {queue} into {to}",
+        {"queue": queue, "to": str(to), "lag": left},
     )
 
 
@@ -187,21 +218,23 @@ def transform(
     watermark: Annotated[
         str, typer.Option(metavar="DURATION", help="Of --sql with windows: how late a message may come.")
     ] = "",
-    group: Group = "transform",
+    group: Group = "",
     once: Once = False,
     every: Every = "1s",
     rows_per_batch: RowsPerBatch = 10_000,
+    settle: Settle = False,
 ) -> None:
     """A queue into a queue with SQL or a Python function, each message once. Goes on where it stopped."""
     the_only(sql=sql, sql_file=sql_file, function=function)
     pause = spark_time("--every", every)
     late = spark_time("--watermark", watermark) if watermark else ""
-    query = sql_file.read_text("utf-8") if sql_file is not None else sql
+    query = read_query(sql_file) if sql_file is not None else sql
     from sluice.spark.pipelines import transform as making
     from sluice.spark.pipelines.alone import alone
 
     making.check_target(queue, to)
-    visit.check_queue(queue)
+    keep_letters(visit, queue, settle)
+    group = own_group(visit, queue, group, "transform", checkpoint.absolute())
     change: Callable[[DataFrame], DataFrame]
     if function:
         change = making.find_function(function)
@@ -233,9 +266,11 @@ def transform(
 
         done = run_stream(visit, "transforming", start, once, queues.lag(queue, group) if once else None)
         left = queues.lag(queue, group)
-    words = f"Transformed {{}} of {queue} into {to}"
-    if done.written is not None and done.written != done.rows:
-        words = f"Transformed {{}} of {queue} into {{}} of {to}"
+
+    def words(read: str, written: str) -> str:
+        made = f"{written} of {to}" if done.written is not None and done.written != done.rows else to
+        return f"Transformed {read} of {queue} into {made}"
+
     report_stream(visit, done, words, {"queue": queue, "to": to, "lag": left})
 
 
@@ -315,7 +350,8 @@ def compact(
     ] = "",
     by: By = "key",
     drop_empty: DropEmpty = False,
-    group: Group = "compact",
+    group: Group = "",
+    settle: Settle = False,
 ) -> None:
     """The last value of each key: a table that each run brings up to date, or messages for a queue."""
     the_only(queue=queue, **{"from": source})
@@ -332,9 +368,13 @@ def compact(
     if source is not None:
         open_table(source).check()
         visit.api.get("node")
+    elif to is not None:
+        keep_letters(visit, queue, settle)
     else:
         visit.check_queue(queue)
-    with visit.spark() as spark:
+    group = group or "compact"
+    minding = nullcontext() if to is None else visit.minding(queue, group)
+    with minding, visit.spark() as spark:
         queues = visit.queues
         if to is not None:
             done = making.to_table(spark, queues, queue, to, group=group, by=by, drop_empty=drop_empty)

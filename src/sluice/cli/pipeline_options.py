@@ -24,7 +24,17 @@ FailedQueue = Annotated[
     ),
 ]
 Group = Annotated[
-    str, typer.Option("--group", "-g", metavar="GROUP", help="Consumer group that Spark reads as.")
+    str,
+    typer.Option(
+        "--group",
+        "-g",
+        metavar="GROUP",
+        help="Consumer group that Spark reads as; the name of the pipeline unless given.",
+    ),
+]
+Settle = Annotated[
+    bool,
+    typer.Option("--settle", help="Of dead letters: let them go once they are done with; else they stay."),
 ]
 Once = Annotated[bool, typer.Option("--once", help="To the end of what is there now, then stop.")]
 Every = Annotated[str, typer.Option(metavar="DURATION", help="How often a batch is made, when it goes on.")]

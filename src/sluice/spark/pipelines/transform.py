@@ -128,7 +128,9 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def check_target(queue: str, to: str) -> None:
-    """A queue that feeds itself never ends."""
+    """A queue that feeds itself never ends, and one without a name is none."""
+    if not to.strip():
+        raise InvalidOption("--to is empty", "Name the queue that gets the result")
     if reads(queue, to):
         raise InvalidOption(
             f"{to} is read from and written to: it would never end", "Give --to another queue"
