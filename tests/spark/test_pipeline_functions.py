@@ -275,7 +275,7 @@ def test_a_transformation_gives_messages(spark: SparkSession, tmp_path: Path) ->
 
 def test_a_replayed_message_is_a_new_one_that_tells_where_it_comes_from(spark: SparkSession) -> None:
     rows = [
-        message(3, "c", headers={"site": "south", "delay": "5m"}),
+        message(3, "c", headers={"site": "south", "delay": "5m", "dead-reason": "rejected", "history": "[]"}),
         message(1, "a"),
         message(2, "b", at=NOON + timedelta(days=1)),
     ]

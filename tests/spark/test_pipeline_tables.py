@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from sluice.cli import app, sparking, streaming
 from sluice.cli.options import Where
 from sluice.spark import Door
 from sluice.spark.faults import InvalidOption, Refused
-from sluice.spark.pipelines import portions, running, tables
+from sluice.spark.pipelines import bringing, compact, delta, portions, replay, running
 from sluice.spark.pipelines.alone import check_group
 from sluice.spark.pipelines.queues import LONGEST_APP, TRIES, Queues, app_of
 from sluice.spark.pipelines.tables import DeltaTable, ParquetTable, Table, open_table
@@ -53,7 +56,7 @@ def values(table: Table) -> list[bytes]:
 def test_what_a_task_wrote_before_it_was_tried_again_is_in_no_table(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "_arrow_schema", lambda rows: ROWS[0].schema)
+    monkeypatch.setattr(delta, "_arrow_schema", lambda rows: ROWS[0].schema)
     table, rows = open_table(tmp_path, kind), TriedAgain()
     assert table.add("q", 0, rows) == 4  # type: ignore[arg-type]
     assert values(table) == [b"0", b"1", b"2", b"3"]
@@ -73,7 +76,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_batch_counts_when_its_commit_is_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: list[str]
 ) -> None:
-    monkeypatch.setattr(tables, "_arrow_schema", lambda rows: ROWS[0].schema)
+    monkeypatch.setattr(delta, "_arrow_schema", lambda rows: ROWS[0].schema)
     rows: Any = TriedAgain()
     log = tmp_path / "_delta_log"
     commits = [str(log / f"{number:020d}.json") for number in range(4)]
@@ -276,3 +279,146 @@ def test_braces_in_a_name_are_told_as_they_are(capsys: pytest.CaptureFixture[str
     done = running.Progress(rows=3, batches=1)
     streaming.report_stream(visit, done, lambda read, written: f"Archived {read} of {{a}}/{{0}}", {"lag": 0})
     assert "Archived 3 messages of {a}/{0} (1 batch" in capsys.readouterr().out
+
+
+# ---- last values
+
+
+def test_last_values_belong_to_one_group_of_one_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta, "_arrow_schema", lambda rows: ROWS[0].schema)
+    rows: Any = TriedAgain()
+    about = {compact.QUEUE: "q", compact.GROUP: "compact", compact.INCARNATION: "1-2"}
+    check = compact.check_following
+    new, table = DeltaTable(tmp_path / "new"), DeltaTable(tmp_path / "table")
+    for settled in (None, 0):
+        check(new, about, settled, {0: 5})
+    with pytest.raises(InvalidOption, match=r"for another table.*--group NAME"):
+        check(new, about, 7, {0: 5})
+
+    table.replace(rows, -1, about, {0: 9, 1: 4})
+    for settled, start in (
+        (7, {0: 9, 1: 4}),
+        (7, {0: 30, 1: 4}),
+        (0, {0: 2, 1: 4}),
+    ):  # 0: killed before it could settle
+        check(table, about, settled, start)
+    with pytest.raises(InvalidOption, match="group compact brings them"):
+        check(table, {**about, compact.GROUP: "other"}, 7, {})
+    with pytest.raises(InvalidOption, match="holds the last values of q"):
+        check(table, {**about, compact.QUEUE: "other"}, 7, {})
+    with pytest.raises(InvalidOption, match="made again since"):
+        check(table, {**about, compact.INCARNATION: "2-3"}, 7, {})
+    for settled, start in ((None, {0: 9}), (0, {0: 10, 1: 4})):  # gone, and another one of its name
+        with pytest.raises(InvalidOption, match="may be gone with it"):
+            check(table, about, settled, start)
+    table.replace(rows, table.version(), about, {0: 12, 1: 4})
+    assert (table.reached(0), table.reached(1), table.reached(2)) == (12, 4, None)
+
+    before = DeltaTable(tmp_path / "before")  # of a time when tables said nothing of it
+    before.replace(rows, -1)
+    check(before, about, 7, {0: 9})
+    before.replace(rows, before.version(), about, {0: 9})
+    assert about.items() <= before.about().items()
+
+
+def test_what_was_put_back_for_another_group_is_not_read_for_this_one(house: House) -> None:
+    house.make()
+    house.door.advance(house.queue, "compact", {}, create=True)
+    asyncio.run(house.reject(b"old"))
+    house.fill(["new"])
+    end = house.door.offsets(house.queue).latest()
+    house.door.advance(house.queue, "compact", {0: 1})
+    house.door.advance(house.queue, "w", end)
+    assert house.api.post(f"/queues/{house.queue}/dlq/retry", json={}).is_success
+    between = {"startingOffsets": json.dumps({house.queue: {"0": 1}}), "endingOffsets": "latest"}
+    assert house.values(**between) == ["new", "old"]
+    assert house.values(**between, group="compact") == ["new"]
+    assert house.values(**between, group="not-yet") == ["new", "old"]
+
+
+def test_rows_are_brought_together_up_to_a_weight() -> None:
+    def span(home: str, first: int, weight: int) -> bringing.Span:
+        return bringing.Span(home, 0, first, first + 9, weight)
+
+    spans = [span("a", 0, 60), span("a", 10, 40), span("a", 20, 1), span("b", 0, 200), span("b", 10, 5)]
+    assert [[one.bytes for one in part] for part in bringing.bundles(spans, 100)] == [
+        [60, 40],
+        [1],
+        [200],
+        [5],
+    ]
+    assert bringing.bundles([], 100) == []
+
+
+# ---- replay
+
+
+def archive_of(path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let an archive grow by a batch."""
+    monkeypatch.setattr(delta, "_arrow_schema", lambda rows: ROWS[0].schema)
+    batches = iter(range(9))
+
+    def grow() -> None:
+        rows: Any = TriedAgain()
+        open_table(path, kind).add("q", next(batches), rows)
+
+    grow()
+    return grow
+
+
+@pytest.mark.parametrize("kind", ["delta", "parquet"])
+@pytest.mark.parametrize("name", ["", "mine"])
+def test_a_replay_goes_on_with_the_archive_that_it_began_with(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
+) -> None:
+    house.make()
+    queues = Queues(house.where)
+    grow = archive_of(tmp_path, kind, monkeypatch)
+    first = replay.plan(queues, tmp_path, house.queue, name=name)
+    grow()
+    later = replay.plan(queues, tmp_path, house.queue, name=name)
+    assert (first.done, later.version - first.version, first.app) == (
+        0,
+        1,
+        later.app,
+    )  # nothing was published yet
+    queues.publish(first.app, first.number(1), house.queue, PORTION)
+    again = replay.plan(queues, tmp_path, house.queue, name=name)
+    assert (again.done, again.version, again.number(2)) == (1, first.version, first.number(2))
+    assert len(again.table.files(again.version)) == 1 and not again.is_newest
+    other = replay.plan(queues, tmp_path, house.queue, name=name, where="key IS NULL")
+    assert (other.done, other.version) == (0, later.version)  # another question leaves out nothing
+    with pytest.raises(
+        replay.OtherVersion, match="another run"
+    ):  # which had begun before the archive has grown
+        replay._check_same(queues, later)
+    replay._check_same(queues, again)
+    if kind == "delta" and name:
+        assert replay.plan(queues, tmp_path, house.queue, name=name, version=first.version).done == 1
+        with pytest.raises(InvalidOption, match=f"began with version {first.version}"):
+            replay.plan(queues, tmp_path, house.queue, name=name, version=later.version)
+
+
+def test_a_replay_that_fails_says_how_to_go_on(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive_of(tmp_path, "delta", monkeypatch)
+    monkeypatch.setattr(sparking.SparkVisit, "spark", lambda self: nullcontext())
+    counted: list[replay.Plan] = []
+
+    def count(self: replay.Plan, spark: object) -> int:
+        counted.append(self)
+        return 4
+
+    def fail(spark: object, queues: Queues, chosen: replay.Plan, tell: object) -> None:
+        assert chosen is counted[0]  # what was asked for is what is done
+        raise Refused("no", "the broker says no", "Ask it")
+
+    monkeypatch.setattr(replay.Plan, "count", count)
+    monkeypatch.setattr(replay, "carry_out", fail)
+    words = ["pipeline", "replay", "--from", str(tmp_path), "--name", "mine", "--yes", "--url", house.url]
+    said = CliRunner().invoke(app, words).stderr
+    assert "Name of this replay: mine, of version 1 of the archive." in said
+    assert "Ask it. Run it again to go on where it stopped, or with --name mine" in said

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -32,10 +33,13 @@ from sluice.cli.pipeline_options import (
 from sluice.cli.sparking import SparkVisit, counted, pipeline, the_only
 from sluice.cli.streaming import report_stream, run_stream, spark_time
 from sluice.cli.wording import plural
+from sluice.errors import SluiceError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from sluice.spark.pipelines.replay import Plan
 
 AT_WORK: Final = "Wait until it has ended, or give this one another --checkpoint and a --group of its own"
 app = typer.Typer(
@@ -173,7 +177,10 @@ def redrive(
 
         queues = visit.queues
         letters = queues.letters(spark, queue, homes)
-        total, some = making.preview(making.repaired(letters, where, changes or (), sql), letters)
+        repaired = making.repaired(
+            letters, where, changes or (), sql
+        ).persist()  # what is shown is what is done
+        total, some = making.preview(repaired, letters)
         if dry_run:
             if not visit.answered({"would_put_back": total, "letters": some}):
                 show_repair(visit, total, some)
@@ -183,17 +190,8 @@ def redrive(
         if total:
             visit.out.confirm(f"Put {plural(total, 'dead letter')} back?", yes)
         with counted(visit, "putting back", total) as tell:
-            done = making.run(
-                spark,
-                queues,
-                queue,
-                where=where,
-                changes=changes or (),
-                sql=sql,
-                to_all=to_all,
-                homes=homes,
-                tell=lambda number, total: tell(number),
-            )
+            done = making.put_back(queues, queue, repaired, total, to_all, lambda number, total: tell(number))
+        repaired.unpersist()
     if visit.answered({"put_back": done.put_back, "skipped": done.skipped}):
         return
     visit.out.show(f"Put {plural(done.put_back, 'dead letter')} of {queue} back.")
@@ -288,51 +286,63 @@ def replay(
     until: Annotated[str, typer.Option(metavar="TIME", help="Stored before.")] = "",
     name: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Of this replay: with the same name it goes on where it stopped."),
+        typer.Option(
+            metavar="NAME",
+            help="Of this replay: what began under a name goes on where it stopped, with the version it began with.",
+        ),
     ] = "",
     version: Annotated[
-        int | None, typer.Option(metavar="N", help="The archive as of this version; the newest unless given.")
+        int | None,
+        typer.Option(metavar="N", help="The archive as of this version; when it begins, the newest."),
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
     """An archive back into a queue, or a part of it. Started again after a crash, it repeats nothing."""
     from sluice.spark.pipelines import replay as making
-    from sluice.spark.pipelines.tables import DeltaTable, open_table
+    from sluice.spark.pipelines.tables import open_table
 
     begin, end = moment("--since", since, None), moment("--until", until, None)
-    table_ = open_table(source)
-    table_.check()
-    if version is not None:
-        table_.check_version(version)
+    open_table(source).check()
     visit.api.get("node")
-    with visit.spark() as spark:
-        how = {"where": where, "since": begin, "until": end, "queue": queue}
-        total = making.count(spark, table_, version, **how)
-        if dry_run:
-            pinned = table_.version() if version is None else version
-            if not visit.answered({"would_publish": total, "version": pinned}):
-                visit.out.show(f"Would publish {plural(total, 'message')} of {source}.")
-            return
-        if total:
-            visit.out.confirm(f"Publish {plural(total, 'message')} of {source}?", yes)
-        with counted(visit, "replaying", total) as tell:
-            done = making.run(
-                spark,
-                visit.queues,
-                source,
-                name=name,
-                version=version,
-                tell=lambda number, files: tell(number),
-                **how,
-            )
-    told = {"published": done.published, "known": done.known, "name": done.name, "version": done.version}
-    if visit.answered(told):
+    queues = visit.queues
+    how = {"where": where, "since": begin, "until": end}
+    chosen = making.plan(queues, source, queue, name=name, version=version, **how)
+    begun = False
+    try:
+        with visit.spark() as spark:
+            total = chosen.count(spark)
+            if dry_run:
+                told = {"would_publish": total, "version": chosen.version, "name": chosen.name}
+                if not visit.answered(told):
+                    visit.out.show(f"Would publish {plural(total, 'message')} of {source}.")
+                    note_replay(visit, chosen)
+                return
+            note_replay(visit, chosen)
+            if total:
+                visit.out.confirm(f"Publish {plural(total, 'message')} of {source}?", yes)
+            begun = True
+            with counted(visit, "replaying", total) as tell:
+                done = making.carry_out(spark, queues, chosen, lambda number, files: tell(number))
+    except SluiceError as failure:
+        if begun:
+            go_on = f"Run it again to go on where it stopped, or with --name {chosen.name}"
+            failure.do = f"{failure.do}. {go_on}" if failure.do else go_on
+        raise
+    if visit.answered(asdict(done)):
         return
     before = f" {plural(done.known, 'message')} had been published before." if done.known else ""
     visit.out.show(f"Published {plural(done.published, 'message')} of {source}.{before}")
-    of_version = f", version {done.version} of the archive" if isinstance(table_, DeltaTable) else ""
-    visit.out.note(f"Name of this replay: {done.name}{of_version}.")
+
+
+def note_replay(visit: SparkVisit, chosen: Plan) -> None:
+    """By what a replay is known: said before it begins, for whoever has to go on with it."""
+    which = chosen.table.words_of(chosen.version)
+    visit.out.note(f"Name of this replay: {chosen.name}, of {which}.")
+    if chosen.done:
+        visit.out.note("It began before, and goes on where it stopped; what it has published is left out.")
+        if not chosen.is_newest:
+            visit.out.note("The archive has grown since: what is new comes with another --name.")
 
 
 @pipeline(app, "compact")

@@ -242,19 +242,19 @@ def _said(flag: bool) -> str:
 
 
 def as_messages(rows: DataFrame) -> DataFrame:
-    """The columns that a queue takes. Payload and key may be strings, or whatever has one: 7 becomes "7", and what has
-    parts becomes JSON."""
+    """The columns that a queue takes."""
+    known = [name for name in COLUMNS if name in rows.columns]
+    return rows.select(*(as_binary(rows, name) if name in ("value", "key") else rows[name] for name in known))
+
+
+def as_binary(rows: DataFrame, name: str) -> Column:
+    """A column as payloads or keys. It may be of strings, or of whatever has one: 7 becomes "7", and what has parts
+    becomes JSON."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
 
-    known: list[Column] = []
-    for name in COLUMNS:
-        if name not in rows.columns:
-            continue
-        column = rows[name]
-        kind = rows.schema[name].dataType
-        if name in ("value", "key") and not isinstance(kind, BinaryType):
-            has_parts = isinstance(kind, StructType | MapType | ArrayType)
-            column = (f.to_json(column) if has_parts else column.cast("string")).cast("binary").alias(name)
-        known.append(column)
-    return rows.select(*known)
+    column, kind = rows[name], rows.schema[name].dataType
+    if isinstance(kind, BinaryType):
+        return column
+    has_parts = isinstance(kind, StructType | MapType | ArrayType)
+    return (f.to_json(column) if has_parts else column.cast("string")).cast("binary").alias(name)
