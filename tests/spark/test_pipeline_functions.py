@@ -279,11 +279,13 @@ def test_a_replayed_message_is_a_new_one_that_tells_where_it_comes_from(spark: S
         message(3, "c", headers={"site": "south", "delay": "5m", "dead-reason": "rejected", "history": "[]"}),
         message(1, "a"),
         message(2, "b", at=NOON + timedelta(days=1)),
+        message(1, "of the queue before", at=NOON - timedelta(days=1)),
     ]
     frame = spark.createDataFrame(rows, MESSAGES)
     found = replay.messages(frame, until="2030-05-18 00:00:00", queue="again").collect()
-    assert [(bytes(one["value"]), one["queue"]) for one in found] == [(b"a", "again"), (b"c", "again")]
-    headers = {name: bytes(data) for name, data in found[1]["headers"].items()}
+    assert [bytes(one["value"]) for one in found] == [b"of the queue before", b"a", b"c"]
+    assert {one["queue"] for one in found} == {"again"}
+    headers = {name: bytes(data) for name, data in found[2]["headers"].items()}
     assert headers == {"site": b"south", "replayed-from": b"m3"}
     assert "message_id" not in found[0].asDict()
 

@@ -274,6 +274,10 @@ def test_the_last_values_are_kept_up_to_date_in_a_table_or_a_queue(
         wrong = sluice("compact", "-q", house.queue, *more, house=house)
         assert wrong.exit_code == 2 and said in wrong.stderr, wrong.stderr
     assert [one["name"] for one in house.api.get(f"/queues/{house.queue}/groups").json()] == ["compact"]
+    house.fill(["a4"], key="a")
+    words = ["compact", "-q", house.queue, "--to", str(tmp_path / "third"), "--group", "third"]
+    wrong = sluice(*words, "--by", "raise_error('no')", house=house)
+    assert wrong.exit_code == 1 and f"sluice group delete {house.queue} third" in wrong.stderr, wrong.stderr
 
     source, target = f"{house.queue}/source", f"{house.queue}/target"
     house.fill(["c1", "c2"], queue=source, key="c")
