@@ -177,9 +177,8 @@ def redrive(
 
         queues = visit.queues
         letters = queues.letters(spark, queue, homes)
-        repaired = making.repaired(
-            letters, where, changes or (), sql
-        ).persist()  # what is shown is what is done
+        # What is shown is what is done: others that die meanwhile are not in it.
+        repaired = making.repaired(letters, where, changes or (), sql).persist()
         total, some = making.preview(repaired, letters)
         if dry_run:
             if not visit.answered({"would_put_back": total, "letters": some}):
