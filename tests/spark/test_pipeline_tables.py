@@ -19,7 +19,7 @@ from sluice.cli import app, sparking, streaming
 from sluice.cli.options import Where
 from sluice.spark import Door
 from sluice.spark.faults import InvalidOption, Refused
-from sluice.spark.pipelines import bringing, compact, delta, portions, replay, running
+from sluice.spark.pipelines import archive, bringing, compact, delta, portions, replay, running, transform
 from sluice.spark.pipelines.alone import check_group
 from sluice.spark.pipelines.queues import LONGEST_APP, TRIES, Queues, app_of
 from sluice.spark.pipelines.tables import DeltaTable, ParquetTable, Table, open_table
@@ -422,3 +422,33 @@ def test_a_replay_that_fails_says_how_to_go_on(
     said = CliRunner().invoke(app, words).stderr
     assert "Name of this replay: mine, of version 1 of the archive." in said
     assert "Ask it. Run it again to go on where it stopped, or with --name mine" in said
+
+
+# ---- what was lost
+
+
+def test_a_run_that_misses_messages_says_how_to_go_on_without_them(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.make()
+    monkeypatch.setattr(sparking.SparkVisit, "spark", lambda self: nullcontext())
+    heard: list[bool] = []
+
+    def lose(*places: Any, skip_lost: bool, **how: Any) -> Any:
+        heard.append(skip_lost)
+        raise running.StreamFailed(
+            "12 is gone. To go on with what is left: failOnDataLoss=false", kind="DataLost"
+        )
+
+    for module, name in ((archive, "start"), (transform, "start"), (compact, "to_table")):
+        monkeypatch.setattr(module, name, lose)
+    sql = ["--sql", "SELECT value FROM messages", "--checkpoint", str(tmp_path / "checkpoint")]
+    for words in (
+        ["archive", "--to", str(tmp_path / "table"), "--once"],
+        ["transform", "--to", "x", "--once", *sql],
+        ["compact", "--to", str(tmp_path / "last")],
+    ):
+        for flags in ([], ["--skip-lost"]):
+            ran = CliRunner().invoke(app, ["pipeline", *words, "-q", house.queue, *flags, "--url", house.url])
+            assert ran.exit_code == 1 and "go on with what is left: --skip-lost" in ran.stderr, ran.stderr
+    assert heard == [False, True] * 3

@@ -18,6 +18,7 @@ from sluice.cli.failures import wrong_command
 from sluice.cli.findings import show_repair
 from sluice.cli.moments import moment
 from sluice.cli.options import DryRun, ToAll, Yes
+from sluice.cli.pipeline_guards import in_flags, keep_letters, own_group, read_query
 from sluice.cli.pipeline_options import (
     By,
     DropEmpty,
@@ -28,6 +29,7 @@ from sluice.cli.pipeline_options import (
     Queue,
     RowsPerBatch,
     Settle,
+    SkipLost,
     Where,
 )
 from sluice.cli.sparking import SparkVisit, counted, pipeline, the_only
@@ -53,33 +55,6 @@ def add_to(root: typer.Typer, panel: str) -> None:
     root.add_typer(app, name="pipeline", rich_help_panel=panel)
 
 
-def own_group(visit: SparkVisit, queue: str, given: str, usual: str, checkpoint: Path) -> str:
-    """The group to read as. Whoever names one knows what he does; the usual one must not be another run's."""
-    from sluice.spark.pipelines.alone import check_group
-
-    if not given:
-        check_group(checkpoint, usual, visit.queues.settled(queue, usual))
-    return given or usual
-
-
-def keep_letters(visit: SparkVisit, queue: str, settle: bool) -> None:
-    """Refuse to be done with dead letters that nobody has let go."""
-    if visit.check_queue(queue)["stats"]["is_dead_letters"] and not settle:
-        raise wrong_command(
-            f"{queue} holds dead letters, which would go once they are read",
-            "Add --settle to let them go, or archive them first: `sluice pipeline archive` keeps them",
-        )
-
-
-def read_query(file: Path) -> str:
-    try:
-        return file.read_text("utf-8")
-    except UnicodeDecodeError as fault:
-        raise wrong_command(
-            f"--sql-file {file} is not UTF-8, at byte {fault.start}", "Save it as UTF-8"
-        ) from None
-
-
 @pipeline(app, "archive")
 def archive(
     visit: SparkVisit,
@@ -98,6 +73,7 @@ def archive(
     rows_per_batch: RowsPerBatch = 200_000,
     files: Annotated[int, typer.Option(min=0, help="Files per batch at most; 0 leaves it to Spark.")] = 0,
     settle: Settle = False,
+    skip_lost: SkipLost = False,
 ) -> None:
     """A queue into a Delta table or Parquet files, each message once. Goes on where it stopped."""
     from sluice.spark.pipelines import archive as making
@@ -112,7 +88,7 @@ def archive(
     if not keeps:
         group = own_group(visit, queue, group, "archive", home)
     minding = nullcontext() if keeps else visit.minding(queue, group)
-    with alone(home, AT_WORK), minding, visit.spark() as spark:
+    with alone(home, AT_WORK), minding, in_flags(), visit.spark() as spark:
         queues = visit.queues
 
         def lag() -> int | None:
@@ -132,6 +108,7 @@ def archive(
                 every=pause,
                 rows_per_batch=rows_per_batch,
                 files=files,
+                skip_lost=skip_lost,
             )
 
         done = run_stream(visit, "archiving", start, once, lag() if once else None)
@@ -220,6 +197,7 @@ def transform(
     every: Every = "1s",
     rows_per_batch: RowsPerBatch = 10_000,
     settle: Settle = False,
+    skip_lost: SkipLost = False,
 ) -> None:
     """A queue into a queue with SQL or a Python function, each message once. Goes on where it stopped."""
     the_only(sql=sql, sql_file=sql_file, function=function)
@@ -243,6 +221,7 @@ def transform(
     with (
         alone(checkpoint.absolute(), AT_WORK),
         visit.minding(queue, group),
+        in_flags(),
         visit.spark() as spark,
     ):
         queues = visit.queues
@@ -259,6 +238,7 @@ def transform(
                 once=once,
                 every=pause,
                 rows_per_batch=rows_per_batch,
+                skip_lost=skip_lost,
             )
 
         done = run_stream(visit, "transforming", start, once, queues.lag(queue, group) if once else None)
@@ -361,6 +341,7 @@ def compact(
     drop_empty: DropEmpty = False,
     group: Group = "",
     settle: Settle = False,
+    skip_lost: SkipLost = False,
 ) -> None:
     """The last value of each key: a table that each run brings up to date, or messages for a queue."""
     the_only(queue=queue, **{"from": source})
@@ -383,10 +364,12 @@ def compact(
         visit.check_queue(queue)
     group = group or "compact"
     minding = nullcontext() if to is None else visit.minding(queue, group)
-    with minding, visit.spark() as spark:
+    with minding, in_flags(), visit.spark() as spark:
         queues = visit.queues
         if to is not None:
-            done = making.to_table(spark, queues, queue, to, group=group, by=by, drop_empty=drop_empty)
+            done = making.to_table(
+                spark, queues, queue, to, group=group, by=by, drop_empty=drop_empty, skip_lost=skip_lost
+            )
         else:
             done = making.to_queue(
                 spark, queues, to_queue, queue=queue, source=source, by=by, drop_empty=drop_empty

@@ -36,6 +36,13 @@ Settle = Annotated[
     bool,
     typer.Option("--settle", help="Of dead letters: let them go once they are done with; else they stay."),
 ]
+SkipLost = Annotated[
+    bool,
+    typer.Option(
+        "--skip-lost",
+        help="Go on with what is left if messages have gone unread: purged, expired, settled by others.",
+    ),
+]
 Once = Annotated[bool, typer.Option("--once", help="To the end of what is there now, then stop.")]
 Every = Annotated[str, typer.Option(metavar="DURATION", help="How often a batch is made, when it goes on.")]
 RowsPerBatch = Annotated[

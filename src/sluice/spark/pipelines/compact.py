@@ -79,8 +79,10 @@ def to_table(
     group: str = "compact",
     by: str = "key",
     drop_empty: bool = False,
+    skip_lost: bool = False,
 ) -> Compacted:
-    """Lay what has come since the last run over the table, which must be one of these."""
+    """Lay what has come since the last run over the table, which must be one of these. `skip_lost`: what is gone before
+    it was read is no fault."""
     table = last_values(to)
     with alone(table.path / OWN), Door(queues.where) as door:
         version = table.version()
@@ -88,7 +90,7 @@ def to_table(
         about = {QUEUE: queue, GROUP: group, INCARNATION: seen.incarnation}
         start, end = floors_of(door, queue, group, seen), seen.latest()
         check_following(table, about, queues.settled(queue, group), start)
-        fresh = _range(spark, queues, queue, group, start, end)
+        fresh = _range(spark, queues, queue, group, start, end, skip_lost)
         rows = fresh
         if version >= 0 and table.files(version):
             rows = table.read(spark, version).unionByName(fresh, allowMissingColumns=True)
@@ -179,6 +181,7 @@ def _range(
     group: str,
     start: dict[int, int],
     end: dict[int, int],
+    skip_lost: bool,
 ) -> DataFrame:
     """Exactly what lies between two places, so that what is settled afterwards is what was read. What was put back for
     another group alone is left out: it is old, and would look like the newest."""
@@ -186,6 +189,7 @@ def _range(
         spark,
         queue,
         group=group,
+        failOnDataLoss="false" if skip_lost else "true",
         startingOffsets=json.dumps({queue: {str(one): seq for one, seq in start.items()}}),
         endingOffsets=json.dumps({queue: {str(one): seq for one, seq in end.items()}}),
     )

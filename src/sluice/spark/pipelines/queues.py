@@ -55,16 +55,18 @@ class Queues:
         rows_per_batch: int,
         group: str = "",
         headers: bool = True,
+        skip_lost: bool = False,
         **more: str,
     ) -> DataFrame:
         """From where the group stands, a new one from the beginning; Spark's progress becomes the group's. Without one:
-        from the earliest message that is kept."""
+        from the earliest message that is kept. `skip_lost`: what is gone before it was read is no fault."""
         reader = spark.readStream.format("sluice").options(**self.options(), **_choice(queue))
         if group:
             reader = reader.option("group", group).option("startingOffsets", "group")
         return (
             reader.option("includeHeaders", _said(headers))
             .option("maxOffsetsPerTrigger", str(rows_per_batch))
+            .option("failOnDataLoss", _said(not skip_lost))
             .options(**more)
             .load()
         )
