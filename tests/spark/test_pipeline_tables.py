@@ -146,8 +146,8 @@ def test_a_portion_whose_answer_went_missing_is_ones_own(
     queues, send = Queues(house.where), Door._send
     cut: list[str] = []
 
-    def send_and_hear_nothing(self: Door, method: str, path: str, *rest: Any) -> Any:
-        answer = send(self, method, path, *rest)
+    def send_and_hear_nothing(self: Door, method: str, path: str, *rest: Any, **more: Any) -> Any:
+        answer = send(self, method, path, *rest, **more)
         if path.endswith("/commit") and not cut:
             cut.append(path)
             raise ConnectionResetError
