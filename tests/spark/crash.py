@@ -1,12 +1,13 @@
 """Kill Spark's driver, its Python workers and the broker in turns, while two streams run; every message counts once.
 
-    scripts/spark-crash --rounds 30 [--seed 1] [--master local[2,3]]
+    scripts/spark-crash --rounds 30 [--seed 1] [--format parquet] [--master local[2,3]]
 
 A feeder numbers messages into a queue. Spark moves them into another queue and writes them to a table, each in many
-small batches (`streams.py`). Each round waits until both have got on, and a random moment, and kills -9 one of: a
-Python process of Spark's (a reader, a writer, the planner), the broker, the driver with its Java, or with a master that
-has executors of their own one of those. What was killed is started again. At the end every number must be in the
-target queue once and in the table once, and nothing may be left in the source queue.
+small batches (`streams.py`); the table is Delta or Parquet, by the seed unless told. Each round waits until both have
+got on, and a random moment, and kills -9 one of: a Python process of Spark's (a reader, a writer, the planner), the
+broker, the driver with its Java, or with a master that has executors of their own one of those. What was killed is
+started again. At the end every number must be in the target queue once and in the table once, and nothing may be left
+in the source queue.
 
 Nothing here waits without an end. Who waits for longer than `patience` says what for, with the driver's log and a file
 of what each of its threads was doing, in Python and in Java; a `Watch` sees to it also where a call does not come back.
@@ -30,6 +31,7 @@ from pathlib import Path
 
 from sluice.errors import SluiceError
 from sluice.spark import Door, Where
+from sluice.spark.pipelines.tables import FORMATS
 from tests.brokers import Broker, same_build
 from tests.services import QUICK_JAVA
 from tests.spark.feeding import LOOK_SECONDS, Feeder, finished
@@ -71,8 +73,9 @@ class Outcome:
 class Stage:
     """The broker, the driver, and what is known of them."""
 
-    def __init__(self, folder: Path, master: str, seed: int, patience: float, say: bool) -> None:
+    def __init__(self, folder: Path, master: str, seed: int, patience: float, say: bool, kind: str) -> None:
         self.folder = folder
+        self._kind = kind
         self._patience = patience
         self.outcome = Outcome()
         self._master = master
@@ -98,7 +101,7 @@ class Stage:
     def _start_driver(self) -> subprocess.Popen[bytes]:
         with (self.folder / "driver.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, PROGRAM, str(self.folder), self.where.url, self._master],
+                [sys.executable, PROGRAM, str(self.folder), self.where.url, self._master, self._kind],
                 env={
                     **same_build(),
                     "TMPDIR": str(self.folder),
@@ -229,10 +232,11 @@ def crash(
     patience: float = PATIENCE,
     minutes: float = math.inf,
     say: bool = False,
+    kind: str = "",
 ) -> Outcome:
     """All victims in turn, or as many as `minutes` have room for."""
     end = time.monotonic() + minutes * 60
-    stage = Stage(folder, master, seed, patience, say)
+    stage = Stage(folder, master, seed, patience, say, kind or FORMATS[seed % len(FORMATS)])
     feeder = stage.feeder
     feeder.start()
     try:
@@ -254,6 +258,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
+        "--format", choices=FORMATS, default="", help="of the table; by the seed unless given"
+    )
+    parser.add_argument(
         "--master", default="local[2,3]", help="local-cluster[1,2,1024] has executors to kill"
     )
     parser.add_argument(
@@ -268,7 +275,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sluice-spark-crash-") as folder:
         try:
             outcome = crash(
-                Path(folder), victims, told.master, told.seed, told.patience, told.minutes, say=True
+                Path(folder),
+                victims,
+                told.master,
+                told.seed,
+                told.patience,
+                told.minutes,
+                say=True,
+                kind=told.format,
             )
         except (AssertionError, SluiceError) as stuck:
             print(stuck)

@@ -1,6 +1,6 @@
 """The program that crash.py kills: a stream from queue to queue, one from queue to table, started again on failure.
 
-    python tests/spark/streams.py FOLDER URL MASTER
+    python tests/spark/streams.py FOLDER URL MASTER FORMAT
 
 It ends when FOLDER/stop appears, after writing what is in the table to FOLDER/table.json. At SIGUSR1 it writes down
 where each of its threads stands.
@@ -41,8 +41,9 @@ SETTINGS = {
 
 
 class Streams:
-    def __init__(self, folder: Path, url: str, spark: SparkSession) -> None:
+    def __init__(self, folder: Path, url: str, spark: SparkSession, kind: str) -> None:
         self._folder = folder
+        self._kind = kind
         self._queues = Queues(Where(url))
         self._spark = spark
         self._running: dict[str, StreamingQuery] = {}
@@ -62,7 +63,14 @@ class Streams:
 
     def _archive(self) -> StreamingQuery:
         return archive.start(
-            self._spark, self._queues, SOURCE, self.table, group=ARCHIVE, every=AT_ONCE, rows_per_batch=ROWS
+            self._spark,
+            self._queues,
+            SOURCE,
+            self.table,
+            group=ARCHIVE,
+            kind=self._kind,
+            every=AT_ONCE,
+            rows_per_batch=ROWS,
         )
 
     @property
@@ -103,9 +111,9 @@ def _why(said: str) -> str:
 
 def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    folder, url, master = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    folder, (url, master, kind) = Path(sys.argv[1]), sys.argv[2:5]
     spark = session("crash", master, **SETTINGS)
-    streams = Streams(folder, url, spark)
+    streams = Streams(folder, url, spark, kind)
     while not (folder / "stop").exists():
         streams.keep_running()
         time.sleep(0.1)

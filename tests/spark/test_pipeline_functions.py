@@ -13,6 +13,7 @@ from sluice.spark.faults import InvalidOption
 from sluice.spark.pipelines import (
     archive,
     audit,
+    bringing,
     compact,
     dead_letters,
     flow,
@@ -302,16 +303,29 @@ def test_a_transformation_gives_messages(spark: SparkSession, tmp_path: Path) ->
 
 def test_a_replayed_message_is_a_new_one_that_tells_where_it_comes_from(spark: SparkSession) -> None:
     rows = [
-        message(3, "c", headers={"site": "south", "delay": "5m"}),
+        message(3, "c", headers={"site": "south", "delay": "5m", "dead-reason": "rejected", "history": "[]"}),
         message(1, "a"),
         message(2, "b", at=NOON + timedelta(days=1)),
+        message(1, "of the queue before", at=NOON - timedelta(days=1)),
     ]
     frame = spark.createDataFrame(rows, MESSAGES)
     found = replay.messages(frame, until="2030-05-18 00:00:00", queue="again").collect()
-    assert [(bytes(one["value"]), one["queue"]) for one in found] == [(b"a", "again"), (b"c", "again")]
-    headers = {name: bytes(data) for name, data in found[1]["headers"].items()}
+    assert [bytes(one["value"]) for one in found] == [b"of the queue before", b"a", b"c"]
+    assert {one["queue"] for one in found} == {"again"}
+    headers = {name: bytes(data) for name, data in found[2]["headers"].items()}
     assert headers == {"site": b"south", "replayed-from": b"m3"}
     assert "message_id" not in found[0].asDict()
+
+
+def test_rows_are_brought_in_their_order_however_many_fit(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [message(nth, "x", headers={"a": "b"}) for nth in (3, 1, 2)]
+    frame = spark.createDataFrame(rows, MESSAGES).withColumn("home", f.col("queue"))
+    frame = frame.withColumn("headers", f.when(f.col("sequence") != 1, f.col("headers")))
+    for most, cut in ((1, [[2], [1], [3]]), (1000, [[2, 1, 3]])):  # the even ones are in the first partition
+        monkeypatch.setattr(bringing, "AT_ONCE", most)
+        assert [table["sequence"].to_pylist() for table in bringing.brought(frame, "timestamp")] == cut
 
 
 def test_an_archive_of_messages_and_letters_is_read_with_the_columns_of_both(

@@ -27,7 +27,7 @@ from sluice.cli.options import Where
 from sluice.markup import element
 from sluice.spark import home
 from sluice.spark.faults import InvalidOption
-from sluice.spark.pipelines import audit, queues, running, spans
+from sluice.spark.pipelines import audit, portions, running, spans
 from sluice.spark.pipelines.report import charts, page, wording
 from sluice.spark.pipelines.tables import open_table
 from tests.brokers import same_build
@@ -107,14 +107,14 @@ def test_a_report_is_replaced_whole(tmp_path: Path) -> None:
 
 
 def test_portions_are_cut_at_their_size_and_in_the_same_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queues, "PORTION_BYTES", 1000)
+    monkeypatch.setattr(portions, "PORTION_BYTES", 1000)
     table = pa.table({"value": [b"x" * 400] * 5 + [b"y" * 5000, b"z"]})
-    sizes = [[portion.num_rows for portion in queues.portions(table)] for _ in range(2)]
+    sizes = [[portion.num_rows for portion in portions.portions(table)] for _ in range(2)]
     assert sizes == [[2, 2, 1, 1, 1]] * 2
-    monkeypatch.setattr(queues, "PORTION_ROWS", 3)
-    monkeypatch.setattr(queues, "PORTION_BYTES", 1 << 20)
-    assert [portion.num_rows for portion in queues.portions(table)] == [3, 3, 1]
-    assert list(queues.portions(table.slice(0, 0))) == []
+    monkeypatch.setattr(portions, "PORTION_ROWS", 3)
+    monkeypatch.setattr(portions, "PORTION_BYTES", 1 << 20)
+    assert [portion.num_rows for portion in portions.portions(table)] == [3, 3, 1]
+    assert list(portions.portions(table.slice(0, 0))) == []
 
 
 def test_a_failure_of_a_stream_is_told_in_our_words() -> None:

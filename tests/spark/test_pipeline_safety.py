@@ -31,7 +31,7 @@ from sluice.errors import (
     WorkerLost,
 )
 from sluice.spark.faults import InvalidOption
-from sluice.spark.pipelines import compact, homes, queues, running, tables, transform
+from sluice.spark.pipelines import compact, delta, homes, parquet, queues, running, tables, transform
 from sluice.spark.pipelines.alone import AtWork, alone
 from sluice.spark.pipelines.report import page
 from sluice.spark.pipelines.tables import DeltaTable, open_table
@@ -66,8 +66,9 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
             waiting.pop()()
         return [(name, (folder / name).stat().st_size, rows.table.num_rows)]
 
-    monkeypatch.setattr(tables, "_write", write)
-    monkeypatch.setattr(tables, "_arrow_schema", lambda rows: rows.schema)
+    for room in (delta, parquet):
+        monkeypatch.setattr(room, "write_rows", write)
+    monkeypatch.setattr(delta, "_arrow_schema", lambda rows: rows.schema)
     return waiting
 
 
@@ -95,17 +96,17 @@ def test_a_batch_that_enters_between_the_last_look_and_the_commit_is_known_too(
 ) -> None:
     table = DeltaTable(tmp_path)
     table.add("q", 0, rows())
-    real, looked = tables._has, []
+    real, looked = delta._has, []
 
     def look(opened: deltalake.DeltaTable, key: str, batch: int) -> bool:
         looked.append(batch)
         found = real(opened, key, batch)
         if len(looked) == 2:
-            monkeypatch.setattr(tables, "_has", real)
+            monkeypatch.setattr(delta, "_has", real)
             DeltaTable(tmp_path).add("q", 1, rows())
         return found
 
-    monkeypatch.setattr(tables, "_has", look)
+    monkeypatch.setattr(delta, "_has", look)
     assert table.add("q", 1, rows()) == 0
     assert kept(table) == 4
 

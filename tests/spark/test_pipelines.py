@@ -17,8 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.cli import app
-from sluice.spark.pipelines import archive, compact, redrive, replay, running, transform
-from sluice.spark.pipelines import queues as portioning
+from sluice.spark.pipelines import archive, bringing, compact, portions, redrive, replay, running, transform
 from sluice.spark.pipelines.queues import Queues
 from sluice.spark.pipelines.tables import open_table
 from tests.spark.conftest import House
@@ -62,7 +61,7 @@ def test_an_archive_holds_each_message_once_and_its_progress_is_the_groups(
 ) -> None:
     house.make(partitions=2)
     house.fill([f"m{nth}" for nth in range(50)])
-    table = tmp_path / "table"
+    table = tmp_path / "[prod] {x,y}?"  # a name, and no pattern
     words = ("archive", "--queue", house.queue, "--to", str(table), "--format", kind, "--once", "--json")
     first = json.loads(sluice(*words, "--rows-per-batch", "20", house=house).stdout)
     assert first["rows"] == 50 and first["batches"] >= 3 and first["lag"] == 0
@@ -162,6 +161,12 @@ def test_dead_letters_lie_where_the_queue_sends_them_and_stay_when_they_are_arch
     assert (last["rows"], last["lag"], house.depth(home)) == (1, 0, 0)
     assert values(tmp_path / "letters", spark) == Counter(["bad", "worse"])
 
+    house.door.advance(house.queue, "w", house.door.offsets(house.queue).latest())
+    asyncio.run(house.reject(b"one"))
+    shown = Queues(house.where).letters(spark, house.queue, [home])
+    asyncio.run(house.reject(b"two"))
+    assert (shown.count(), house.depth(home)) == (1, 2)  # whoever agrees to one is not given two
+
 
 FUNCTION = """
 from pyspark.sql import functions as f
@@ -207,9 +212,8 @@ def test_a_queue_becomes_another_with_sql_or_a_function_with_memory(
             once=True,
         )
     assert kept(house, f"{house.queue}/thrice") == Counter(["6", "15", "18"])
-    wrong = sluice(
-        *words, "--sql", "SELECT nothing FROM messages", "--checkpoint", str(tmp_path / "x"), house=house
-    )
+    sql = ["--sql", "SELECT nothing FROM messages", "--checkpoint", str(tmp_path / "x")]
+    wrong = sluice(*words, *sql, "--group", "new", house=house)
     assert wrong.exit_code == 2 and "nothing" in wrong.stderr and len(wrong.stderr.splitlines()) <= 3
     sql = ["--sql", "SELECT value, 12 AS priority FROM messages", "--checkpoint", str(tmp_path / "y")]
     wrong = sluice(*words, *sql, "--group", "new", house=house)
@@ -224,7 +228,9 @@ def test_a_replay_that_was_cut_short_goes_on_behind_what_it_had_published(
     house.fill([f"m{nth}" for nth in range(30)])
     table, target = tmp_path / "table", f"{house.queue}/again"
     assert sluice("archive", "-q", house.queue, "--to", str(table), "--once", house=house).exit_code == 0
-    monkeypatch.setattr(portioning, "PORTION_ROWS", 7)
+    monkeypatch.setattr(portions, "PORTION_ROWS", 7)
+    monkeypatch.setattr(bringing, "AT_ONCE", 4000)  # about 16 rows, of some 15 in each partition
+    monkeypatch.setattr(bringing, "WIDTH", 4)
     publish, calls = Queues.publish, []
 
     def cut_short(self: Queues, *told: Any) -> bool:
@@ -236,11 +242,14 @@ def test_a_replay_that_was_cut_short_goes_on_behind_what_it_had_published(
     monkeypatch.setattr(Queues, "publish", cut_short)
     with pytest.raises(KeyboardInterrupt):
         replay.run(spark, Queues(house.where), table, target)
-    assert sum(kept(house, target).values()) == 14
+    published = sum(kept(house, target).values())
+    assert 0 < published <= 14
+    house.fill(["late"])
+    assert sluice("archive", "-q", house.queue, "--to", str(table), "--once", house=house).exit_code == 0
     words = ["replay", "--from", str(table), "--queue", target, "--json"]
     assert json.loads(sluice(*words, "--dry-run", house=house).stdout)["would_publish"] == 30
     done = json.loads(sluice(*words, "--yes", house=house).stdout)
-    assert (done["published"], done["known"]) == (16, 14)
+    assert (done["published"], done["known"]) == (30 - published, published)
     assert kept(house, target) == Counter({f"m{nth}": 1 for nth in range(30)})
 
 
@@ -257,13 +266,38 @@ def test_the_last_values_are_kept_up_to_date_in_a_table_or_a_queue(
         seen.append((told["read"], told["keys"], sorted(values(table, spark))))
     assert seen == [(2, 1, ["a2"]), (1, 2, ["a2", "b1"]), (1, 2, ["a3", "b1"]), (1, 1, ["a3"])]
     assert house.lag("compact") == 0
+    for more, said in (
+        (["--to", str(tmp_path / "second")], "for another table"),
+        (["--to", str(table), "--group", "other"], "group compact brings them"),
+        (["--to", str(tmp_path / "third"), "--group", "third", "--by", "nothing"], "nothing"),
+    ):
+        wrong = sluice("compact", "-q", house.queue, *more, house=house)
+        assert wrong.exit_code == 2 and said in wrong.stderr, wrong.stderr
+    assert [one["name"] for one in house.api.get(f"/queues/{house.queue}/groups").json()] == ["compact"]
+    house.fill(["a4"], key="a")
+    words = ["compact", "-q", house.queue, "--to", str(tmp_path / "third"), "--group", "third"]
+    wrong = sluice(*words, "--by", "raise_error('no')", house=house)
+    assert wrong.exit_code == 1 and f"sluice group delete {house.queue} third" in wrong.stderr, wrong.stderr
 
     source, target = f"{house.queue}/source", f"{house.queue}/target"
     house.fill(["c1", "c2"], queue=source, key="c")
+    house.fill(["d1", ""], queue=source, key="d")
     monkeypatch.chdir(tmp_path)
     (tmp_path / source).mkdir(parents=True)  # a directory of the same name is another thing
-    done = json.loads(sluice("compact", "-q", source, "--to-queue", target, "--json", house=house).stdout)
-    assert (done["read"], done["keys"], kept(house, target)) == (2, 1, Counter(["c2"]))
+    words = [
+        "compact",
+        "-q",
+        source,
+        "--to-queue",
+        target,
+        "--by",
+        "concat('k-', string(key))",
+        "--drop-empty",
+    ]
+    done = json.loads(sluice(*words, "--json", house=house).stdout)
+    assert (done["read"], done["keys"]) == (4, 1)
+    published = {row["key"]: row["value"] for row in house.read(subscribe=target)}
+    assert published == {b"k-c": b"c2", b"k-d": b""}  # in a compacted queue, the end of its key
     publish = Queues.publish
 
     def publish_second(self: Queues, *told: Any) -> bool:

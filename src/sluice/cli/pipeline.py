@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -17,6 +18,7 @@ from sluice.cli.failures import wrong_command
 from sluice.cli.findings import show_repair
 from sluice.cli.moments import moment
 from sluice.cli.options import DryRun, ToAll, Yes
+from sluice.cli.pipeline_guards import in_flags, keep_letters, own_group, read_query
 from sluice.cli.pipeline_options import (
     By,
     DropEmpty,
@@ -26,15 +28,20 @@ from sluice.cli.pipeline_options import (
     Once,
     Queue,
     RowsPerBatch,
+    Settle,
+    SkipLost,
     Where,
 )
 from sluice.cli.sparking import SparkVisit, at_work, counted, needless, pipeline, the_only
 from sluice.cli.streaming import report_stream, run_stream, spark_time
 from sluice.cli.wording import plural
+from sluice.errors import SluiceError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from sluice.spark.pipelines.replay import Plan
 
 AT_WORK: Final = "Wait until it has ended, or give this one another --checkpoint and a --group of its own"
 app = typer.Typer(
@@ -54,7 +61,7 @@ def archive(
     context: typer.Context,
     queue: Queue,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Directory of the table.")],
-    group: Group = "archive",
+    group: Group = "",
     format: Annotated[
         str, typer.Option(metavar="FORMAT", help="delta or parquet; that of the table, a new one is delta.")
     ] = "",
@@ -66,10 +73,8 @@ def archive(
     every: Every = "30s",
     rows_per_batch: RowsPerBatch = 200_000,
     files: Annotated[int, typer.Option(min=0, help="Files per batch at most; 0 leaves it to Spark.")] = 0,
-    settle: Annotated[
-        bool,
-        typer.Option("--settle", help="Of dead letters: let them go once they are archived; else they stay."),
-    ] = False,
+    settle: Settle = False,
+    skip_lost: SkipLost = False,
 ) -> None:
     """A queue into a Delta table or Parquet files, each message once. Goes on where it stopped."""
     from sluice.spark.pipelines import archive as making
@@ -83,8 +88,11 @@ def archive(
         why = f"for {queue}, whose dead letters stay"
         needless(context, "group", why, "Leave it out, or let them go with --settle")
     pause = spark_time("--every", every)
+    home = making.checkpoint_of(table, checkpoint)
+    if not keeps:
+        group = own_group(visit, queue, group, "archive", home)
     minding = nullcontext() if keeps else visit.minding(queue, group)
-    with alone(making.checkpoint_of(table, checkpoint), AT_WORK), minding, visit.spark() as spark:
+    with alone(home, AT_WORK), minding, in_flags(), visit.spark() as spark:
         queues = visit.queues
 
         def lag() -> int | None:
@@ -104,6 +112,7 @@ def archive(
                 every=pause,
                 rows_per_batch=rows_per_batch,
                 files=files,
+                skip_lost=skip_lost,
             )
 
         done = run_stream(visit, "archiving", start, once, lag() if once else None)
@@ -111,7 +120,10 @@ def archive(
     if keeps:
         visit.out.note(f"The dead letters stay in {queue}; --settle lets them go once they are archived.")
     report_stream(
-        visit, done, f"Archived {{}} of {queue} into {to}", {"queue": queue, "to": str(to), "lag": left}
+        visit,
+        done,
+        lambda read, written: f"Archived {read} of {queue} into {to}",
+        {"queue": queue, "to": str(to), "lag": left},
     )
 
 
@@ -147,7 +159,9 @@ def redrive(
 
         queues = visit.queues
         letters = queues.letters(spark, queue, homes)
-        total, some = making.preview(making.repaired(letters, where, changes or (), sql), letters)
+        # What is shown is what is done: others that die meanwhile are not in it.
+        repaired = making.repaired(letters, where, changes or (), sql).persist()
+        total, some = making.preview(repaired, letters)
         if dry_run:
             if not visit.answered({"would_put_back": total, "letters": some}):
                 show_repair(visit, total, some)
@@ -157,17 +171,8 @@ def redrive(
         if total:
             visit.out.confirm(f"Put {plural(total, 'dead letter')} back?", yes)
         with counted(visit, "putting back", total) as tell:
-            done = making.run(
-                spark,
-                queues,
-                queue,
-                where=where,
-                changes=changes or (),
-                sql=sql,
-                to_all=to_all,
-                homes=homes,
-                tell=lambda number, total: tell(number),
-            )
+            done = making.put_back(queues, queue, repaired, total, to_all, lambda number, total: tell(number))
+        repaired.unpersist()
     if visit.answered({"put_back": done.put_back, "skipped": done.skipped}):
         return
     visit.out.show(f"Put {plural(done.put_back, 'dead letter')} of {queue} back.")
@@ -192,10 +197,12 @@ def transform(
     watermark: Annotated[
         str, typer.Option(metavar="DURATION", help="Of --sql with windows: how late a message may come.")
     ] = "",
-    group: Group = "transform",
+    group: Group = "",
     once: Once = False,
     every: Every = "1s",
     rows_per_batch: RowsPerBatch = 10_000,
+    settle: Settle = False,
+    skip_lost: SkipLost = False,
 ) -> None:
     """A queue into a queue with SQL or a Python function, each message once. Goes on where it stopped."""
     the_only(sql=sql, sql_file=sql_file, function=function)
@@ -205,12 +212,13 @@ def transform(
         )
     pause = spark_time("--every", every)
     late = spark_time("--watermark", watermark) if watermark else ""
-    query = sql_file.read_text("utf-8") if sql_file is not None else sql
+    query = read_query(sql_file) if sql_file is not None else sql
     from sluice.spark.pipelines import transform as making
     from sluice.spark.pipelines.alone import alone
 
     making.check_target(queue, to)
-    visit.check_queue(queue)
+    keep_letters(visit, queue, settle)
+    group = own_group(visit, queue, group, "transform", checkpoint.absolute())
     change: Callable[[DataFrame], DataFrame]
     if function:
         change = making.find_function(function)
@@ -222,6 +230,7 @@ def transform(
     with (
         alone(checkpoint.absolute(), AT_WORK),
         visit.minding(queue, group),
+        in_flags(),
         visit.spark() as spark,
     ):
         queues = visit.queues
@@ -238,13 +247,16 @@ def transform(
                 once=once,
                 every=pause,
                 rows_per_batch=rows_per_batch,
+                skip_lost=skip_lost,
             )
 
         done = run_stream(visit, "transforming", start, once, queues.lag(queue, group) if once else None)
         left = queues.lag(queue, group)
-    words = f"Transformed {{}} of {queue} into {to}"
-    if done.written is not None and done.written != done.rows:
-        words = f"Transformed {{}} of {queue} into {{}} of {to}"
+
+    def words(read: str, written: str) -> str:
+        made = f"{written} of {to}" if done.written is not None and done.written != done.rows else to
+        return f"Transformed {read} of {queue} into {made}"
+
     report_stream(visit, done, words, {"queue": queue, "to": to, "lag": left})
 
 
@@ -262,51 +274,63 @@ def replay(
     until: Annotated[str, typer.Option(metavar="TIME", help="Stored before.")] = "",
     name: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Of this replay: with the same name it goes on where it stopped."),
+        typer.Option(
+            metavar="NAME",
+            help="Of this replay: what began under a name goes on where it stopped, with the version it began with.",
+        ),
     ] = "",
     version: Annotated[
-        int | None, typer.Option(metavar="N", help="The archive as of this version; the newest unless given.")
+        int | None,
+        typer.Option(metavar="N", help="The archive as of this version; when it begins, the newest."),
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
     """An archive back into a queue, or a part of it. Started again after a crash, it repeats nothing."""
     from sluice.spark.pipelines import replay as making
-    from sluice.spark.pipelines.tables import DeltaTable, open_table
+    from sluice.spark.pipelines.tables import open_table
 
     begin, end = moment("--since", since, None), moment("--until", until, None)
-    table_ = open_table(source)
-    table_.check()
-    if version is not None:
-        table_.check_version(version)
+    open_table(source).check()
     visit.api.get("node")
-    with visit.spark() as spark:
-        how = {"where": where, "since": begin, "until": end, "queue": queue}
-        total = making.count(spark, table_, version, **how)
-        if dry_run:
-            pinned = table_.version() if version is None else version
-            if not visit.answered({"would_publish": total, "version": pinned}):
-                visit.out.show(f"Would publish {plural(total, 'message')} of {source}.")
-            return
-        if total:
-            visit.out.confirm(f"Publish {plural(total, 'message')} of {source}?", yes)
-        with counted(visit, "replaying", total) as tell:
-            done = making.run(
-                spark,
-                visit.queues,
-                source,
-                name=name,
-                version=version,
-                tell=lambda number, files: tell(number),
-                **how,
-            )
-    told = {"published": done.published, "known": done.known, "name": done.name, "version": done.version}
-    if visit.answered(told):
+    queues = visit.queues
+    how = {"where": where, "since": begin, "until": end}
+    chosen = making.plan(queues, source, queue, name=name, version=version, **how)
+    begun = False
+    try:
+        with visit.spark() as spark:
+            total = chosen.count(spark)
+            if dry_run:
+                told = {"would_publish": total, "version": chosen.version, "name": chosen.name}
+                if not visit.answered(told):
+                    visit.out.show(f"Would publish {plural(total, 'message')} of {source}.")
+                    note_replay(visit, chosen)
+                return
+            note_replay(visit, chosen)
+            if total:
+                visit.out.confirm(f"Publish {plural(total, 'message')} of {source}?", yes)
+            begun = True
+            with counted(visit, "replaying", total) as tell:
+                done = making.carry_out(spark, queues, chosen, lambda number, files: tell(number))
+    except SluiceError as failure:
+        if begun:
+            go_on = f"Run it again to go on where it stopped, or with --name {chosen.name}"
+            failure.do = f"{failure.do}. {go_on}" if failure.do else go_on
+        raise
+    if visit.answered(asdict(done)):
         return
     before = f" {plural(done.known, 'message')} had been published before." if done.known else ""
     visit.out.show(f"Published {plural(done.published, 'message')} of {source}.{before}")
-    of_version = f", version {done.version} of the archive" if isinstance(table_, DeltaTable) else ""
-    visit.out.note(f"Name of this replay: {done.name}{of_version}.")
+
+
+def note_replay(visit: SparkVisit, chosen: Plan) -> None:
+    """By what a replay is known: said before it begins, for whoever has to go on with it."""
+    which = chosen.table.words_of(chosen.version)
+    visit.out.note(f"Name of this replay: {chosen.name}, of {which}.")
+    if chosen.done:
+        visit.out.note("It began before, and goes on where it stopped; what it has published is left out.")
+        if not chosen.is_newest:
+            visit.out.note("The archive has grown since: what is new comes with another --name.")
 
 
 @pipeline(app, "compact")
@@ -325,7 +349,9 @@ def compact(
     ] = "",
     by: By = "key",
     drop_empty: DropEmpty = False,
-    group: Group = "compact",
+    group: Group = "",
+    settle: Settle = False,
+    skip_lost: SkipLost = False,
 ) -> None:
     """The last value of each key: a table that each run brings up to date, or messages for a queue."""
     the_only(queue=queue, **{"from": source})
@@ -344,12 +370,18 @@ def compact(
     if source is not None:
         open_table(source).check()
         visit.api.get("node")
+    elif to is not None:
+        keep_letters(visit, queue, settle)
     else:
         visit.check_queue(queue)
-    with visit.spark() as spark, at_work(visit, "compacting"):
+    group = group or "compact"
+    minding = nullcontext() if to is None else visit.minding(queue, group)
+    with minding, in_flags(), visit.spark() as spark, at_work(visit, "compacting"):
         queues = visit.queues
         if to is not None:
-            done = making.to_table(spark, queues, queue, to, group=group, by=by, drop_empty=drop_empty)
+            done = making.to_table(
+                spark, queues, queue, to, group=group, by=by, drop_empty=drop_empty, skip_lost=skip_lost
+            )
         else:
             done = making.to_queue(
                 spark, queues, to_queue, queue=queue, source=source, by=by, drop_empty=drop_empty

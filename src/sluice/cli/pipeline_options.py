@@ -24,7 +24,24 @@ FailedQueue = Annotated[
     ),
 ]
 Group = Annotated[
-    str, typer.Option("--group", "-g", metavar="GROUP", help="Consumer group that Spark reads as.")
+    str,
+    typer.Option(
+        "--group",
+        "-g",
+        metavar="GROUP",
+        help="Consumer group that Spark reads as; the name of the pipeline unless given.",
+    ),
+]
+Settle = Annotated[
+    bool,
+    typer.Option("--settle", help="Of dead letters: let them go once they are done with; else they stay."),
+]
+SkipLost = Annotated[
+    bool,
+    typer.Option(
+        "--skip-lost",
+        help="Go on with what is left if messages have gone unread: purged, expired, settled by others.",
+    ),
 ]
 Once = Annotated[bool, typer.Option("--once", help="To the end of what is there now, then stop.")]
 Every = Annotated[str, typer.Option(metavar="DURATION", help="How often a batch is made, when it goes on.")]

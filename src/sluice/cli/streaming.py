@@ -46,8 +46,10 @@ def run_stream(
     return done
 
 
-def report_stream(visit: SparkVisit, done: Progress, words: str, more: dict[str, Any]) -> None:
-    """`words` have places for what was read and, where a stream knows, for what it has written."""
+def report_stream(
+    visit: SparkVisit, done: Progress, words: Callable[[str, str], str], more: dict[str, Any]
+) -> None:
+    """`words` make a sentence of what was read and, where a stream knows, of what it has written."""
     told = {**more, "rows": done.rows, "batches": done.batches, "seconds": round(done.seconds, 3)}
     if done.written is not None:
         told["written"] = done.written
@@ -57,7 +59,7 @@ def report_stream(visit: SparkVisit, done: Progress, words: str, more: dict[str,
     parts += [speed(done)] if speed(done) else []
     parts += [plural(done.restarts, "restart")] if done.restarts else []
     written = "" if done.written is None else plural(done.written, "message")
-    visit.out.show(f"{words.format(plural(done.rows, 'message'), written)} ({', '.join(parts)}).")
+    visit.out.show(f"{words(plural(done.rows, 'message'), written)} ({', '.join(parts)}).")
     if more["lag"]:
         visit.out.note(f"{plural(more['lag'], 'message')} came in meanwhile and wait for the next run.")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from sluice.spark import planning
 from sluice.spark.door import Door, row_bytes
-from sluice.spark.faults import LEFT
+from sluice.spark.faults import LEFT, Refused
 from sluice.spark.offsets import Sequences, Task, ranges_between, tasks_for
 from sluice.spark.options import EARLIEST, ReadOptions
 from sluice.spark.pushdown import Bounds
@@ -51,10 +52,32 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Task):
             return iter(())  # how Spark says that there are no partitions
+        return self._read(partition)
+
+    def _read(self, task: Task) -> Iterator[pa.RecordBatch]:
         options = self._options
-        return read_task(
-            options.where, self._names, partition, may_lose=not options.fail_on_data_loss, cure=LEFT
-        )
+        for queue, ranges in groupby(task.ranges, lambda one: one.queue):
+            yield from read_task(
+                options.where,
+                self._names,
+                Task(tuple(ranges)),
+                self._group_in(queue),
+                may_lose=not options.fail_on_data_loss,
+                cure=LEFT,
+            )
+
+    def _group_in(self, queue: str) -> str:
+        """The group that is read for; none in a queue in which it is not there yet."""
+        group = self._options.group
+        if group:
+            with Door(self._options.where) as door:
+                try:
+                    door.progress(queue, group)
+                except Refused as refusal:
+                    if refusal.code != "unknown_group":
+                        raise
+                    return ""
+        return group
 
 
 class NarrowingReader(BatchReader):

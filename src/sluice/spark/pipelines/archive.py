@@ -65,16 +65,21 @@ def start(
     every: str = "30 seconds",
     rows_per_batch: int = 200_000,
     files: int = 0,
+    skip_lost: bool = False,
 ) -> StreamingQuery:
     """Begin, or go on where it stopped. `once`: to the end of what there is, and then the stream ends by itself.
-    `keeps`: settle nothing, so that nothing is deleted. What others take away before it was read is not missed then."""
+    `keeps`: settle nothing, so that nothing is deleted. What others take away before it was read is not missed then,
+    nor with `skip_lost`."""
     table = open_table(to, kind)
     table.check_archive()
     home = checkpoint_of(table, checkpoint)
-    if keeps:
-        messages = queues.stream(spark, queue, rows_per_batch=rows_per_batch, failOnDataLoss="false")
-    else:
-        messages = queues.stream(spark, queue, group=group, rows_per_batch=rows_per_batch)
+    messages = queues.stream(
+        spark,
+        queue,
+        group="" if keeps else group,
+        rows_per_batch=rows_per_batch,
+        skip_lost=keeps or skip_lost,
+    )
     writer = (
         messages.writeStream.queryName(f"archive {queue}")
         .option("checkpointLocation", str(home))

@@ -1,42 +1,55 @@
 """`compact`: the last value of each key, kept up to date in a table, or published to a queue.
 
 The state of a table after one run is where the next begins: what the queue has got since is laid over it. Progress of
-the group is saved after the table, so a crash between the two repeats rows that change nothing.
+the group is saved after the table, so a crash between the two repeats rows that change nothing. A table and a group
+belong together, because what the group has settled is in the table alone: the table says which group it is, and how far
+it has come, and a run in which the two do not fit is refused.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
 from pyspark.sql import functions as f
 
 from sluice.errors import SluiceError
 from sluice.spark.door import Door
+from sluice.spark.faults import InvalidOption
 from sluice.spark.pipelines.alone import alone
-from sluice.spark.pipelines.queues import Queues, portions
+from sluice.spark.pipelines.bringing import brought
+from sluice.spark.pipelines.portions import portions
+from sluice.spark.pipelines.queues import Queues, app_of, as_binary
 from sluice.spark.pipelines.tables import OWN, DeltaTable, open_table
+from sluice.spark.planning import floors_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-AT_ONCE: Final = 50_000  # keys brought to the driver together
+QUEUE: Final = "sluice.queue"  # properties of a table of last values
+GROUP: Final = "sluice.group"
+INCARNATION: Final = "sluice.incarnation"
+ANEW: Final = (
+    "Compact into another directory, which need not be there yet: it begins with what the queue keeps"
+)
 
 
 def latest(messages: DataFrame, by: str = "key", drop_empty: bool = False) -> DataFrame:
     """The last message of each key. `by` is an SQL expression; rows for which it is null have no key and are left out.
     `drop_empty`: an empty payload says that its key is gone."""
+    last = _last(messages, by).drop("_by")
+    return last.where(f.octet_length("value") > 0) if drop_empty else last
+
+
+def _last(messages: DataFrame, by: str) -> DataFrame:
+    """The same with the key itself, in the column `_by`."""
     rows = messages.withColumn("_by", f.expr(by)).where("_by is not null")
     whole = f.struct(*(f.col(name) for name in messages.columns))
-    last = (
-        rows.groupBy("_by")
-        .agg(f.max_by(whole, f.struct("timestamp", "sequence")).alias("last"))
-        .select("last.*")
-    )
-    return last.where(f.octet_length("value") > 0) if drop_empty else last
+    chosen = f.max_by(whole, f.struct("timestamp", "sequence")).alias("last")
+    return rows.groupBy("_by").agg(chosen).select("last.*", "_by")
 
 
 class PublishedMeanwhile(SluiceError):
@@ -66,22 +79,63 @@ def to_table(
     group: str = "compact",
     by: str = "key",
     drop_empty: bool = False,
+    skip_lost: bool = False,
 ) -> Compacted:
-    """Lay what has come since the last run over the table, which must be one of these."""
+    """Lay what has come since the last run over the table, which must be one of these. `skip_lost`: what is gone before
+    it was read is no fault."""
     table = last_values(to)
     with alone(table.path / OWN), Door(queues.where) as door:
         version = table.version()
-        start = door.advance(queue, group, {}, create=True)
         seen = door.offsets(queue)
-        end = seen.latest()
-        fresh = _range(spark, queues, queue, start, end)
-        read = fresh.count()
+        about = {QUEUE: queue, GROUP: group, INCARNATION: seen.incarnation}
+        start, end = floors_of(door, queue, group, seen), seen.latest()
+        check_following(table, about, queues.settled(queue, group), start)
+        fresh = _range(spark, queues, queue, group, start, end, skip_lost)
         rows = fresh
         if version >= 0 and table.files(version):
             rows = table.read(spark, version).unionByName(fresh, allowMissingColumns=True)
-        keys = table.replace(latest(rows, by, drop_empty), version) if read else _count(table, spark)
+        last = latest(rows, by, drop_empty)  # what cannot be understood is told before there is a group
+        door.advance(queue, group, {}, create=True, incarnation=seen.incarnation)
+        read = fresh.count()
+        keys = table.replace(last, version, about, end) if read else _count(table, spark)
         door.advance(queue, group, end, incarnation=seen.incarnation)
     return Compacted(read, keys)
+
+
+def check_following(
+    table: DeltaTable, about: Mapping[str, str], settled: int | None, start: Mapping[int, int]
+) -> None:
+    """Refuse a table in which something would be missing. `about` is what it would say of itself, `settled` how many
+    messages the group has settled, None if it is not there, and `start` where it stands."""
+    queue, group = about[QUEUE], about[GROUP]
+    if table.version() < 0:
+        if settled:
+            raise InvalidOption(
+                f"group {group} has read {queue} for another table, and what it has settled would be missing in"
+                f" {table.path}",
+                "Give the directory of that table, or --group NAME, which is not there yet: it begins with what the"
+                " queue keeps",
+            )
+        return
+    known = table.about()
+    if QUEUE in known and (known[QUEUE], known[GROUP]) != (queue, group):
+        raise InvalidOption(
+            f"{table.path} holds the last values of {known[QUEUE]}, as group {known[GROUP]} brings them",
+            f"Give --queue {known[QUEUE]} and --group {known[GROUP]}, or another directory",
+        )
+    if known.get(INCARNATION, about[INCARNATION]) != about[INCARNATION]:
+        raise InvalidOption(
+            f"{table.path} holds the last values of a queue {queue} that was deleted, and made again since",
+            ANEW,
+        )
+    reached = {one: table.reached(one) for one in start}
+    is_new = not settled and any(end is not None and start[one] > end for one, end in reached.items())
+    if settled is None or is_new:
+        raise InvalidOption(
+            f"group {group} of {queue}, which {table.path} was brought up to date by, was deleted: what came since"
+            " may be gone with it",
+            ANEW,
+        )
 
 
 def to_queue(
@@ -95,18 +149,19 @@ def to_queue(
     drop_empty: bool = False,
 ) -> Compacted:
     """Publish the last value of each key to a queue: of the queue `queue`, or of the archive in the directory `source`.
-    Run again, it publishes again: meant for a queue of type compacted, which keeps one value per key anyway. Of two at
+    Run again, it publishes again: meant for a queue of type compacted, which keeps one value per key anyway, and takes
+    an empty payload for the end of its key. So those are published, and with `drop_empty` only not counted. Of two at
     the same time one ends with `PublishedMeanwhile`: what it has read may be older than what the other publishes."""
-    app = f"compact/{to}"
+    app = app_of("compact", to)
     number = queues.last_portion(app)  # before anything is read: who reads later has newer values
     rows = queues.read(spark, queue, headers=False) if source is None else open_table(source).read(spark)
-    last = latest(rows, by, drop_empty).select("value", "key", "timestamp", "sequence").persist()
+    last = _last(rows, by)
+    place = (f.col("queue").alias("home"), "partition", "sequence")
+    last = last.select("value", as_binary(last, "_by").alias("key"), *place).persist()
     try:
-        read, keys = rows.count(), last.count()
-        parts = max(1, -(-keys // AT_ONCE))
-        for nth in range(parts):
-            some = last.where(f.pmod(f.xxhash64("key"), f.lit(parts)) == nth) if parts > 1 else last
-            table: pa.Table = some.orderBy("timestamp", "sequence").select("value", "key").toArrow()
+        read = rows.count()
+        keys = last.where(f.octet_length("value") > 0).count() if drop_empty else last.count()
+        for table in brought(last):
             for portion in portions(table):
                 number += 1
                 if not queues.publish(app, number, to, portion):
@@ -120,12 +175,21 @@ def to_queue(
 
 
 def _range(
-    spark: SparkSession, queues: Queues, queue: str, start: dict[int, int], end: dict[int, int]
+    spark: SparkSession,
+    queues: Queues,
+    queue: str,
+    group: str,
+    start: dict[int, int],
+    end: dict[int, int],
+    skip_lost: bool,
 ) -> DataFrame:
-    """Exactly what lies between two places, so that what is settled afterwards is what was read."""
+    """Exactly what lies between two places, so that what is settled afterwards is what was read. What was put back for
+    another group alone is left out: it is old, and would look like the newest."""
     return queues.read(
         spark,
         queue,
+        group=group,
+        failOnDataLoss="false" if skip_lost else "true",
         startingOffsets=json.dumps({queue: {str(one): seq for one, seq in start.items()}}),
         endingOffsets=json.dumps({queue: {str(one): seq for one, seq in end.items()}}),
     )

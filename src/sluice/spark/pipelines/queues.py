@@ -1,29 +1,31 @@
-"""Queues as the pipelines use them: read as DataFrames, written to in portions that the broker takes.
+"""Queues as the pipelines use them: read as DataFrames, written to in portions that the broker takes (`portions`).
 
-A commit of the bulk door is one write to the log and bounded (`bulk.max_batch_bytes`), so what may be large is
-published in portions, numbered under a name: a run that was cut short goes on behind the last one that counts.
+Portions are numbered under a name: a run that was cut short goes on behind the last one that counts.
 """
 
 from __future__ import annotations
 
+import hashlib
+import http.client
+import json
 import re
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
-
-import pyarrow as pa
 
 from sluice.spark.door import Door, Where
 from sluice.spark.faults import InvalidOption, Refused
 from sluice.spark.pipelines.homes import homes_of, own
+from sluice.spark.pipelines.portions import COLUMNS, PORTION_BYTES, stream_of
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-PORTION_BYTES: Final = 8 << 20  # of a commit: publishers and consumers wait 5 ms for each MB
-PORTION_ROWS: Final = 20_000
-COLUMNS: Final = ("value", "key", "queue", "headers", "delay", "priority", "message_id")
-LETTER: Final = "letter"  # where the dead letter lies whose place a row takes
+TRIES: Final = 5  # of a portion whose stage was gone when it was to be committed
+LONGEST_APP: Final = 256  # of the name of an application, for the broker
+
+T = TypeVar("T")
 
 
 class Queues:
@@ -53,16 +55,18 @@ class Queues:
         rows_per_batch: int,
         group: str = "",
         headers: bool = True,
+        skip_lost: bool = False,
         **more: str,
     ) -> DataFrame:
         """From where the group stands, a new one from the beginning; Spark's progress becomes the group's. Without one:
-        from the earliest message that is kept."""
+        from the earliest message that is kept. `skip_lost`: what is gone before it was read is no fault."""
         reader = spark.readStream.format("sluice").options(**self.options(), **_choice(queue))
         if group:
             reader = reader.option("group", group).option("startingOffsets", "group")
         return (
             reader.option("includeHeaders", _said(headers))
             .option("maxOffsetsPerTrigger", str(rows_per_batch))
+            .option("failOnDataLoss", _said(not skip_lost))
             .options(**more)
             .load()
         )
@@ -70,11 +74,20 @@ class Queues:
     def letters(
         self, spark: SparkSession, queue: str, homes: Sequence[str] = (), headers: bool = True
     ) -> DataFrame:
-        """The dead letters of a queue, wherever they lie: in `homes`, if the caller knows."""
+        """The dead letters of a queue, wherever they lie: in `homes`, if the caller knows. Those that are there now,
+        however often it is looked at: who was asked about some is not given others."""
         found = homes or self.homes(queue)
         if not found:
             raise InvalidOption(f"no message of {queue} has died", "See with `sluice dlq list` what has")
-        return own(self.read(spark, exactly(*found), headers), queue)
+        return own(self.read(spark, exactly(*found), headers, endingOffsets=self._ends(found)), queue)
+
+    def _ends(self, found: Sequence[str]) -> str:
+        """Where queues end now, as an option."""
+        with Door(self.where) as door:
+            ends = {name: door.offsets(name).latest() for name in found}
+        return json.dumps(
+            {name: {str(one): seq for one, seq in parts.items()} for name, parts in ends.items()}
+        )
 
     def homes(self, queue: str) -> list[str]:
         """The queues in which its dead letters lie; none if nothing has died."""
@@ -111,30 +124,86 @@ class Queues:
                 max(0, one.latest - max(one.earliest, done.get(one.partition, 0))) for one in told.partitions
             )
 
+    def settled(self, queue: str, group: str) -> int | None:
+        """How many messages a group has settled in its life; None if there is no such group."""
+        door = _Describing(self.where)
+        with door:
+            return door.settled(queue, group)
+
     def last_portion(self, app: str) -> int:
         """The number of the last portion of an application that counts; 0 for none."""
         with Door(self.where) as door:
             return door.last_batch(app) or 0
 
     def publish(self, app: str, number: int, queue: str, rows: pa.Table) -> bool:
-        """One portion, whole and once; False if it was published before."""
-        with Door(self.where) as door:
-            stage = door.stage(app, number, queue, stream_of(rows))
-            return door.commit(app, number, [stage], rows.num_rows)
+        """One portion, whole and once; False if somebody else has published it."""
+
+        def commit(door: _Committing, stage: str) -> bool:
+            return door.commit(app, number, [stage], rows.num_rows) or door.is_unheard
+
+        return self._bring(app, number, queue, rows, commit)
 
     def mend(self, app: str, number: int, queue: str, rows: pa.Table, to_all: bool) -> int:
         """One portion of rows that take the place of dead letters (column `letter`); how many were gone already."""
-        with Door(self.where) as door:
-            stage = door.stage(app, number, queue, stream_of(rows))
+
+        def commit(door: _Committing, stage: str) -> int:
             return door.mend(app, number, [stage], rows.num_rows, to_all)
+
+        return self._bring(app, number, queue, rows, commit)
+
+    def _bring(
+        self, app: str, number: int, queue: str, rows: pa.Table, commit: Callable[[_Committing, str], T]
+    ) -> T:
+        """Stage a portion and commit it. A broker that was restarted in between has lost the stage: it is brought
+        again."""
+        data = stream_of(rows)
+        door = _Committing(self.where)
+        with door:
+            for left in reversed(range(TRIES)):
+                try:
+                    stage = door.stage(app, number, queue, data)
+                    door.is_unheard = False
+                    return commit(door, stage)
+                except Refused as refusal:
+                    if refusal.code == "batch_too_large":
+                        refusal.do = (
+                            f"What is sent at once has at most {PORTION_BYTES >> 20} MiB, or is one message: raise"
+                            " bulk.max_batch_bytes on the broker to more than that"
+                        )
+                    if refusal.code != "stale_batch" or not left:
+                        raise
+        raise AssertionError  # the last try has returned or raised
+
+
+class _Committing(Door):
+    """Knows whether an answer went missing. The broker may have committed and died before it answered; asked again it
+    says that the batch was committed before, which is then no other run's doing."""
+
+    is_unheard = False
+
+    def _patiently(self, once: Callable[[], T]) -> T:
+        def noting() -> T:
+            try:
+                return once()
+            except ConnectionRefusedError:  # nobody was there to do anything
+                raise
+            except (http.client.HTTPException, OSError):
+                self.is_unheard = True
+                raise
+
+        return super()._patiently(noting)
 
 
 class _Describing(Door):
     """The door of REST beside the bulk door: what is known of a queue."""
 
+    def settled(self, queue: str, group: str) -> int | None:
+        told = self._ask("GET", f"{_described(queue)}/groups")
+        return next((int(one["ledger"]["acked"]) for one in told if one["name"] == group), None)
+
     def describe(self, queue: str) -> dict[str, Any] | None:
         try:
-            told: dict[str, Any] = self._ask("GET", f"/queues/{quote(queue.replace('/', '$'), safe='$')}")
+            told: dict[str, Any] = self._ask("GET", _described(queue))
         except Refused as refusal:
             if refusal.code.startswith("unknown_"):
                 return None
@@ -142,38 +211,17 @@ class _Describing(Door):
         return told
 
 
-def portions(table: pa.Table) -> Iterator[pa.Table]:
-    """Cut a table where a portion is full. The same table is cut in the same places."""
-    start = size = 0
-    for nth, bytes_ in enumerate(_row_bytes(table)):
-        if nth > start and (size + bytes_ > PORTION_BYTES or nth - start >= PORTION_ROWS):
-            yield table.slice(start, nth - start)
-            start, size = nth, 0
-        size += bytes_
-    if start < table.num_rows:
-        yield table.slice(start)
+def _described(queue: str) -> str:
+    return f"/queues/{quote(queue.replace('/', '$'), safe='$')}"
 
 
-def _row_bytes(table: pa.Table) -> list[int]:
-    """About what each row takes on its way: payload and key as they are, a guess for the rest."""
-    import pyarrow.compute as pc
-
-    sizes = pc.fill_null(pc.binary_length(table["value"]), 0)
-    if "key" in table.column_names:
-        sizes = pc.add(sizes, pc.fill_null(pc.binary_length(table["key"]), 0))
-    extra = 300 if "headers" in table.column_names else 60
-    found: list[int] = pc.add(sizes, extra).to_pylist()
-    return found
-
-
-def stream_of(table: pa.Table) -> bytes:
-    """As the bytes of an Arrow stream; columns that the broker does not know are left out."""
-    table = table.select([name for name in (*COLUMNS, LETTER) if name in table.column_names])
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+def app_of(*parts: str) -> str:
+    """The name under which portions are numbered. What is too long for the broker is told apart by its hash."""
+    name = "/".join(parts)
+    if len(name) <= LONGEST_APP:
+        return name
+    mark = hashlib.sha256(name.encode()).hexdigest()[:32]
+    return f"{name[: LONGEST_APP - len(mark) - 1]}/{mark}"
 
 
 def exactly(*names: str) -> str:
@@ -203,19 +251,19 @@ def _said(flag: bool) -> str:
 
 
 def as_messages(rows: DataFrame) -> DataFrame:
-    """The columns that a queue takes. Payload and key may be strings, or whatever has one: 7 becomes "7", and what has
-    parts becomes JSON."""
+    """The columns that a queue takes."""
+    known = [name for name in COLUMNS if name in rows.columns]
+    return rows.select(*(as_binary(rows, name) if name in ("value", "key") else rows[name] for name in known))
+
+
+def as_binary(rows: DataFrame, name: str) -> Column:
+    """A column as payloads or keys. It may be of strings, or of whatever has one: 7 becomes "7", and what has parts
+    becomes JSON."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
 
-    known: list[Column] = []
-    for name in COLUMNS:
-        if name not in rows.columns:
-            continue
-        column = rows[name]
-        kind = rows.schema[name].dataType
-        if name in ("value", "key") and not isinstance(kind, BinaryType):
-            has_parts = isinstance(kind, StructType | MapType | ArrayType)
-            column = (f.to_json(column) if has_parts else column.cast("string")).cast("binary").alias(name)
-        known.append(column)
-    return rows.select(*known)
+    column, kind = rows[name], rows.schema[name].dataType
+    if isinstance(kind, BinaryType):
+        return column
+    has_parts = isinstance(kind, StructType | MapType | ArrayType)
+    return (f.to_json(column) if has_parts else column.cast("string")).cast("binary").alias(name)

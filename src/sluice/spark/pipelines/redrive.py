@@ -10,7 +10,7 @@ its queue, and always so into another queue.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -18,13 +18,14 @@ from uuid import uuid4
 from pyspark.sql import functions as f
 
 from sluice.spark.faults import InvalidOption
-from sluice.spark.pipelines.queues import Queues, portions
+from sluice.spark.pipelines.bringing import PLACE, brought
+from sluice.spark.pipelines.portions import portions
+from sluice.spark.pipelines.queues import Queues
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-AT_ONCE: Final = 50_000  # letters brought to the driver together
 SETTABLE: Final = ("value", "key", "queue", "headers", "delay", "priority")
 # What the broker wrote on the letter, and what the publisher asked of the queue the first time.
 STORY: Final = (
@@ -37,7 +38,6 @@ STORY: Final = (
 
 # Without these columns a query's result cannot be put back; they come from the letter where the query leaves them out.
 NEEDED: Final = ("value", "key", "headers", "queue", "original_queue", "original_message_id")
-PLACE: Final = ("home", "partition", "sequence")  # where the letter lies; from the letter in any case
 
 
 def letters_of(rows: DataFrame) -> DataFrame:
@@ -156,18 +156,29 @@ def run(
     """Put back what fits. `queue` is the one whose messages died, `homes` the queues in which they lie, which else are
     asked for. `tell` hears how many of how many are done."""
     rows = repaired(queues.letters(spark, queue, homes), where, changes, sql).persist()
-    app = f"redrive/{uuid4()}"
-    done = skipped = number = 0
     try:
-        total = check(rows)
-        for table in _collected(rows, total):
-            for portion in portions(table):
-                number += 1
-                skipped += queues.mend(app, number, queue, _placed(portion), to_all)
-                done += portion.num_rows
-                tell(done, total)
+        return put_back(queues, queue, rows, check(rows), to_all, tell)
     finally:
         rows.unpersist()
+
+
+def put_back(
+    queues: Queues,
+    queue: str,
+    rows: DataFrame,
+    total: int,
+    to_all: bool = False,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> Redriven:
+    """Put back what was repaired and checked, which whoever calls this has seen to be so many."""
+    app = f"redrive/{uuid4()}"
+    done = skipped = number = 0
+    for table in brought(rows):
+        for portion in portions(table):
+            number += 1
+            skipped += queues.mend(app, number, queue, _placed(portion), to_all)
+            done += portion.num_rows
+            tell(done, total)
     return Redriven(done - skipped, skipped)
 
 
@@ -180,19 +191,6 @@ def _placed(portion: pa.Table) -> pa.Table:
         [f"{home}/{partition}/{sequence}" for home, partition, sequence in places], pa.string()
     )
     return portion.set_column(portion.column_names.index("letter"), "letter", letters)
-
-
-def _collected(rows: DataFrame, total: int) -> Iterator[pa.Table]:
-    """The rows on the driver, in their order, at most AT_ONCE at a time."""
-    if total <= AT_ONCE:
-        yield rows.orderBy(*PLACE).toArrow()
-        return
-    limits = rows.groupBy("home", "partition").agg(f.min("sequence"), f.max("sequence"))
-    for home, partition, first, last in limits.orderBy("home", "partition").collect():
-        mine = (f.col("home") == home) & (f.col("partition") == partition)
-        for start in range(first, last + 1, AT_ONCE):
-            some = rows.where(mine & f.col("sequence").between(start, start + AT_ONCE - 1))
-            yield some.orderBy("sequence").toArrow()
 
 
 def preview(rows: DataFrame, letters: DataFrame, limit: int = 5) -> tuple[int, list[dict[str, Any]]]:

@@ -3,6 +3,9 @@
 Rows go in portions that are numbered under a name, in an order that does not change for one version of the table. A
 replay that was cut short and is started again with the same name goes on behind the last portion that counts: nothing
 is published twice, nothing left out.
+
+The archive may grow meanwhile, so the version that a replay began with is part of the number of each portion: the
+broker keeps it in one step with the rows, and whoever goes on asks for it.
 """
 
 from __future__ import annotations
@@ -13,27 +16,42 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
 from pyspark.sql import functions as f
 
+from sluice.errors import SluiceError
 from sluice.spark.faults import InvalidOption
-from sluice.spark.pipelines.queues import Queues, portions
+from sluice.spark.pipelines.bringing import PLACE, brought
+from sluice.spark.pipelines.portions import portions
+from sluice.spark.pipelines.queues import Queues, app_of
+from sluice.spark.pipelines.redrive import STORY
 from sluice.spark.pipelines.tables import Table, open_table
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-FILES_BYTES: Final = 64 << 20  # of files that are brought to the driver together
+FILES_BYTES: Final = 64 << 20  # of files that are looked at together
 REPLAYED: Final = "replayed-from"
-# Asked of the queue by the publisher, the first time.
-ONCE_ONLY: Final = ("message-id", "delay", "deliver-at")
+TIES: Final = ("stored_at", "old_id")  # a queue that was made again has had each place twice
+PORTIONS: Final = 1 << 24  # of one replay, at most; above them lies the version, from 1 on
+
+
+class OtherVersion(SluiceError):
+    """Two runs of one replay began with different versions of the archive."""
 
 
 def messages(
     rows: DataFrame, where: str = "", since: str = "", until: str = "", queue: str = ""
 ) -> DataFrame:
     """Rows of an archive as messages, oldest first within their partition. Ids are left out: the broker would take a
-    message that it has seen lately for a repetition. The header `replayed-from` has the old one."""
+    message that it has seen lately for a repetition. The header `replayed-from` has the old one. What the broker wrote
+    on a dead letter is left out too: a live message does not say that it is dead."""
+    placed = _placed(rows, where, since, until, queue)
+    return placed.orderBy(*PLACE, *TIES).drop(*PLACE, *TIES)
+
+
+def _placed(rows: DataFrame, where: str, since: str, until: str, queue: str) -> DataFrame:
+    """The same with where each row lay, and in no order."""
     if where:
         rows = rows.where(where)
     if since:
@@ -43,14 +61,43 @@ def messages(
     marked = f.map_from_arrays(f.array(f.lit(REPLAYED)), f.array(f.col("message_id").cast("binary")))
     headers = f.create_map().cast("map<string,binary>")
     if "headers" in rows.columns:
-        own = f.map_filter("headers", lambda name, value: ~name.isin(*ONCE_ONLY, REPLAYED))
+        own = f.map_filter("headers", lambda name, value: ~name.isin(*STORY, REPLAYED))
         headers = f.coalesce(own, headers)
-    return rows.orderBy("queue", "partition", "sequence").select(
+    return rows.select(
         "value",
         "key",
         (f.lit(queue) if queue else f.col("queue")).alias("queue"),
         f.map_concat(headers, marked).alias("headers"),
+        f.col("queue").alias("home"),
+        "partition",
+        "sequence",
+        f.col("timestamp").alias("stored_at"),
+        f.col("message_id").alias("old_id"),
     )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A replay that is about to begin, or to go on: which rows, of which version, under which name."""
+
+    table: Table
+    version: int
+    name: str
+    app: str
+    how: tuple[str, str, str, str]  # where, since, until, queue
+    done: int  # portions that were published before
+
+    @property
+    def is_newest(self) -> bool:
+        return self.version == self.table.version()
+
+    def number(self, nth: int) -> int:
+        return (self.version + 1) * PORTIONS + nth
+
+    def count(self, spark: SparkSession) -> int:
+        """How many messages it is about, those that were published before included."""
+        rows = self.table.rows(spark, self.table.files(self.version), self.version)
+        return _placed(rows, *self.how).count()
 
 
 @dataclass(frozen=True)
@@ -61,14 +108,7 @@ class Replayed:
     known: int  # published by an earlier run under the same name
 
 
-def name_of(table: Table, version: int, *facts: str) -> str:
-    """The same question of the same version of a table has the same name."""
-    said = "\n".join([str(table.path), str(version), *facts])
-    return hashlib.sha256(said.encode()).hexdigest()[:16]
-
-
-def run(
-    spark: SparkSession,
+def plan(
     queues: Queues,
     source: str | Path,
     queue: str = "",
@@ -78,34 +118,80 @@ def run(
     until: str = "",
     name: str = "",
     version: int | None = None,
-    tell: Callable[[int, int], None] = lambda done, total: None,
-) -> Replayed:
-    """Publish what fits. `tell` hears how many rows are done, and how many files of how many."""
+) -> Plan:
+    """What is to be published. The same question of the same table has the same name, unless told; under a name each
+    question is counted by itself, so that one does not go on where another has stopped."""
     table = open_table(source)
     if version is not None:
         table.check_version(version)
-    pinned = table.version() if version is None else version
-    files = table.files(pinned)
-    if not files:
+    if not table.files(version):
         raise InvalidOption(f"{table.path} holds no rows", "Give the directory of an archive")
-    name = name or name_of(table, pinned, where, since, until, queue)
-    app = f"replay/{name}"
+    how = (where, since, until, queue)
+    name = name or _mark(str(table.path), "" if version is None else str(version), *how)
+    app = app_of("replay", name, _mark(table.identity(), *how))
     last = queues.last_portion(app)
+    begun = last // PORTIONS - 1 if last else None
+    if version is not None and begun is not None and begun != version:
+        raise InvalidOption(
+            f"replay {name} began with version {begun} of {table.path}, not {version}",
+            "Leave --version out to go on with it, or give another --name",
+        )
+    pinned = next(one for one in (begun, version, table.version()) if one is not None)
+    return Plan(table, pinned, name, app, how, last % PORTIONS)
+
+
+def _mark(*facts: str) -> str:
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+def run(
+    spark: SparkSession,
+    queues: Queues,
+    source: str | Path,
+    queue: str = "",
+    tell: Callable[[int, int], None] = lambda done, total: None,
+    **how: Any,
+) -> Replayed:
+    """Publish what fits: `how` is that of `plan`."""
+    return carry_out(spark, queues, plan(queues, source, queue, **how), tell)
+
+
+def carry_out(
+    spark: SparkSession,
+    queues: Queues,
+    chosen: Plan,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> Replayed:
+    """Publish what was planned. `tell` hears how many rows are done, and how many files there are."""
+    files = chosen.table.files(chosen.version)
     published = known = 0
-    for number, portion in enumerate(_portions(spark, table, pinned, files, where, since, until, queue), 1):
-        if number <= last or not queues.publish(app, number, queue, portion):
+    for nth, portion in enumerate(_portions(spark, chosen, files), 1):
+        if nth <= chosen.done:
             known += portion.num_rows
-        else:
+        elif queues.publish(chosen.app, chosen.number(nth), chosen.how[-1], portion):
             published += portion.num_rows
+        else:
+            _check_same(queues, chosen)
+            known += portion.num_rows
         tell(published + known, len(files))
-    return Replayed(name, pinned, published, known)
+    return Replayed(chosen.name, chosen.version, published, known)
 
 
-def _portions(
-    spark: SparkSession, table: Table, version: int, files: Sequence[str], *how: str
-) -> Iterator[pa.Table]:
+def _check_same(queues: Queues, chosen: Plan) -> None:
+    """Whoever else was faster must be at the same version: then it has published the very same portion."""
+    other = queues.last_portion(chosen.app) // PORTIONS - 1
+    if other != chosen.version:
+        raise OtherVersion(
+            f"another run of replay {chosen.name} has begun with version {other} of {chosen.table.path}",
+            "Let one of them come to its end",
+        )
+
+
+def _portions(spark: SparkSession, chosen: Plan, files: Sequence[str]) -> Iterator[pa.Table]:
     for some in _bundles(files):
-        yield from portions(messages(table.rows(spark, some, version), *how).toArrow())
+        rows = chosen.table.rows(spark, some, chosen.version)
+        for table in brought(_placed(rows, *chosen.how), *TIES):
+            yield from portions(table)
 
 
 def _bundles(files: Sequence[str]) -> Iterator[list[str]]:
@@ -121,8 +207,3 @@ def _bundles(files: Sequence[str]) -> Iterator[list[str]]:
         size += bytes_
     if bundle:
         yield bundle
-
-
-def count(spark: SparkSession, table: Table, version: int | None = None, **how: Any) -> int:
-    """How many messages a replay would publish."""
-    return messages(table.read(spark, version), **how).count()

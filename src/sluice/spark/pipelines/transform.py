@@ -128,7 +128,9 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def check_target(queue: str, to: str) -> None:
-    """A queue that feeds itself never ends."""
+    """A queue that feeds itself never ends, and one without a name is none."""
+    if not to.strip():
+        raise InvalidOption("--to is empty", "Name the queue that gets the result")
     if reads(queue, to):
         raise InvalidOption(
             f"{to} is read from and written to: it would never end", "Give --to another queue"
@@ -147,13 +149,20 @@ def start(
     once: bool = False,
     every: str = "1 second",
     rows_per_batch: int = 10_000,
+    skip_lost: bool = False,
 ) -> StreamingQuery:
-    """Begin, or go on where it stopped. `checkpoint` is the memory of it: without it, a restart would repeat."""
+    """Begin, or go on where it stopped. `checkpoint` is the memory of it: without it, a restart would repeat.
+    `skip_lost`: what is gone before it was read is no fault."""
     check_target(queue, to)
     for name, value in STATE_SETTINGS.items():
         spark.conf.set(name, value)
     messages = queues.stream(
-        spark, queue, group=group, rows_per_batch=rows_per_batch, maxBytesPerTrigger="16m"
+        spark,
+        queue,
+        group=group,
+        rows_per_batch=rows_per_batch,
+        skip_lost=skip_lost,
+        maxBytesPerTrigger="16m",
     )
     writer = (
         as_checked_messages(change(messages))

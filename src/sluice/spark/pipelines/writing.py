@@ -1,0 +1,70 @@
+"""Rows into Parquet files, where they are: executors write, and tell the driver of each file that is whole and on disk.
+
+Spark tries a task again, and may run it twice. Each try writes a file of its own, and the driver is told of one for
+each task: what else lies in the folder is torn, or a second copy, and nobody takes up what he was not told of.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+Written = list[tuple[str, int, int]]  # name, bytes and rows of each file
+FILES_SCHEMA: Final = "name string, bytes bigint, rows bigint"
+ROWS_PER_GROUP: Final = 65_536
+_GLOB: Final = re.compile(r"[\\\[\]{}*?]")
+
+
+def write_rows(rows: DataFrame, folder: Path) -> Written:
+    """Write the rows where they are, and tell of the files: name, bytes, rows. No file for a task without rows."""
+    found = rows.mapInArrow(_writer(str(folder)), FILES_SCHEMA).collect()
+    return sorted((one["name"], one["bytes"], one["rows"]) for one in found)
+
+
+def _writer(folder: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """On an executor."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        name = f"part-{uuid.uuid4().hex}.parquet"
+        path = os.path.join(folder, name)
+        writer = None
+        rows = 0
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            if writer is None:
+                writer = pq.ParquetWriter(path, batch.schema, compression="zstd")
+            writer.write_batch(batch, row_group_size=ROWS_PER_GROUP)
+            rows += batch.num_rows
+        if writer is None:
+            return
+        writer.close()
+        sync(path)  # the commit will promise that it is there
+        size = os.path.getsize(path)
+        yield pa.RecordBatch.from_pydict({"name": [name], "bytes": [size], "rows": [rows]})
+
+    return write
+
+
+def sync(path: str | Path) -> None:
+    """A file, or the names in a directory: on disk when this returns."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def literal(path: str) -> str:
+    """As Spark takes a path that is one name, and no pattern for several."""
+    return _GLOB.sub(r"\\\g<0>", path)

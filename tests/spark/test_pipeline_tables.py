@@ -1,0 +1,454 @@
+"""Tables as a crash finds and leaves them, and how rows go from them and to them: without Java, and mostly a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from sluice.cli import app, sparking, streaming
+from sluice.cli.options import Where
+from sluice.spark import Door
+from sluice.spark.faults import InvalidOption, Refused
+from sluice.spark.pipelines import archive, bringing, compact, delta, portions, replay, running, transform
+from sluice.spark.pipelines.alone import check_group
+from sluice.spark.pipelines.queues import LONGEST_APP, TRIES, Queues, app_of
+from sluice.spark.pipelines.tables import DeltaTable, ParquetTable, Table, open_table
+from tests.spark.conftest import House
+
+ROWS = [pa.RecordBatch.from_pydict({"value": [b"%d" % nth for nth in some]}) for some in ((0, 1), (2, 3))]
+
+
+class TriedAgain:
+    """A DataFrame of one task, which Spark tries three times: the first is cut short, of the second nobody hears."""
+
+    columns = ["value"]
+
+    def mapInArrow(self, write: Callable[[Any], Iterator[pa.RecordBatch]], schema: str) -> TriedAgain:
+        self._write = write
+        return self
+
+    def collect(self) -> list[dict[str, Any]]:
+        with pytest.raises(ConnectionError):
+            list(self._write(self._cut_short()))
+        list(self._write(ROWS))
+        return [row for told in self._write(ROWS) for row in told.to_pylist()]
+
+    def _cut_short(self) -> Iterator[pa.RecordBatch]:
+        yield ROWS[0]
+        raise ConnectionError
+
+
+def values(table: Table) -> list[bytes]:
+    return [value for file in table.files() for value in pq.read_table(file)["value"].to_pylist()]
+
+
+@pytest.mark.parametrize("kind", ["delta", "parquet"])
+def test_what_a_task_wrote_before_it_was_tried_again_is_in_no_table(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta, "_arrow_schema", lambda rows: ROWS[0].schema)
+    table, rows = open_table(tmp_path, kind), TriedAgain()
+    assert table.add("q", 0, rows) == 4  # type: ignore[arg-type]
+    assert values(table) == [b"0", b"1", b"2", b"3"]
+    if kind == "parquet":
+        assert pq.read_table(tmp_path, partitioning=None).num_rows == 4
+        assert not list((tmp_path / "_sluice" / "arriving").iterdir())
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of what was brought to the disk."""
+    found: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda file: found.append(os.readlink(f"/proc/self/fd/{file}")))
+    return found
+
+
+def test_a_batch_counts_when_its_commit_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: list[str]
+) -> None:
+    monkeypatch.setattr(delta, "_arrow_schema", lambda rows: ROWS[0].schema)
+    rows: Any = TriedAgain()
+    log = tmp_path / "_delta_log"
+    commits = [str(log / f"{number:020d}.json") for number in range(4)]
+    table = DeltaTable(tmp_path)
+    table.add("q", 0, rows)
+    assert synced[-4:] == [*commits[:2], str(log), str(tmp_path)]  # the table, and its first batch
+    table.add("q", 1, rows)
+    assert synced[-3:] == [commits[2], str(log), str(tmp_path)]
+    synced.clear()
+    assert (
+        DeltaTable(tmp_path).add("q", 1, rows) == 0
+    )  # whoever had committed it has died before it was synced
+    assert commits[2] in synced
+    table = DeltaTable(tmp_path / "last")
+    table.replace(rows, -1)
+    assert str(tmp_path / "last" / "_delta_log" / f"{1:020d}.json") in synced
+
+
+def test_batches_of_parquet_files_keep_their_order_when_they_are_copied(tmp_path: Path) -> None:
+    table = ParquetTable(tmp_path)
+    for nth, name in enumerate(("one-000000000", "two-000000000", "one-000000001", "one-000000002")):
+        (tmp_path / f"batch={name}").mkdir()
+        os.utime(tmp_path / f"batch={name}", (nth, nth))
+        pq.write_table(pa.table({"value": [name]}), tmp_path / f"batch={name}" / "part.parquet")
+        os.utime(tmp_path / f"batch={name}", (nth, nth))
+    found = [Path(file).parent.name for file in table.files()]
+    assert found == [
+        f"batch={name}" for name in ("one-000000000", "two-000000000", "one-000000001", "one-000000002")
+    ]
+    for nth, name in enumerate(("one-000000002", "one-000000000", "one-000000001", "two-000000000")):
+        os.utime(tmp_path / f"batch={name}", (nth, nth))
+    found = [Path(file).parent.name for file in table.files()]
+    assert found == [
+        f"batch={name}" for name in ("one-000000000", "one-000000001", "one-000000002", "two-000000000")
+    ]
+
+
+# ---- portions
+
+
+HEADERS = pa.map_(pa.string(), pa.binary())
+
+
+def test_headers_count_where_a_portion_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portions, "PORTION_BYTES", 64 << 10)
+    large, none = [("authorization", b"x" * 1900), ("trace", None)], None
+    told = pa.array([large] * 200 + [none, []] * 10, HEADERS)
+    table = pa.table({"value": [b"{}"] * 220, "headers": told})
+    for rows in (
+        table,
+        table.slice(7),
+        pa.concat_tables([table.slice(150), table]),
+    ):  # chunks, and parts of them
+        cut = list(portions.portions(rows))
+        assert pa.concat_tables(cut).equals(rows)
+        sizes = [len(portions.stream_of(one)) for one in cut]
+        assert max(sizes) < 64 << 10 < 2 * min(sizes[:-1])
+
+
+PORTION = pa.table({"value": [b"a", b"b"]})
+
+
+def test_a_portion_whose_answer_went_missing_is_ones_own(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.make()
+    queues, send = Queues(house.where), Door._send
+    cut: list[str] = []
+
+    def send_and_hear_nothing(self: Door, method: str, path: str, *rest: Any, **more: Any) -> Any:
+        answer = send(self, method, path, *rest, **more)
+        if path.endswith("/commit") and not cut:
+            cut.append(path)
+            raise ConnectionResetError
+        return answer
+
+    monkeypatch.setattr(Door, "_send", send_and_hear_nothing)
+    assert queues.publish(f"test/{house.queue}", 1, house.queue, PORTION)
+    assert cut and house.values() == ["a", "b"]
+    assert not queues.publish(f"test/{house.queue}", 1, house.queue, PORTION)  # somebody else's
+    assert house.values() == ["a", "b"]
+
+
+def test_a_portion_is_brought_again_to_a_broker_that_has_lost_it(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.make()
+    queues, commit = Queues(house.where), Door.commit
+    restarts = [True, True, False]
+
+    def commit_after_a_restart(self: Door, app: str, batch: int, stages: list[str], rows: int) -> bool:
+        if restarts.pop(0):
+            house.door.abort(app, batch)  # a start finds no stages either
+        return commit(self, app, batch, stages, rows)
+
+    monkeypatch.setattr(Door, "commit", commit_after_a_restart)
+    assert queues.publish(f"test/{house.queue}", 1, house.queue, PORTION)
+    assert house.values() == ["a", "b"] and not restarts
+    restarts += [True] * TRIES
+    with pytest.raises(Refused, match="cannot be committed"):
+        queues.publish(f"test/{house.queue}", 2, house.queue, PORTION)
+
+
+def test_a_message_that_is_too_large_is_refused_with_the_setting(house: House) -> None:
+    house.make()
+    huge = pa.table({"value": [b"x" * (33 << 20)]})
+    with pytest.raises(
+        Refused, match=r"33554432 are taken at once\. .*raise bulk\.max_batch_bytes on the broker"
+    ):
+        Queues(house.where).publish(f"test/{house.queue}", 1, house.queue, huge)
+
+
+def test_an_application_with_a_long_name_is_known_to_the_broker(house: House) -> None:
+    house.make()
+    names = [app_of("compact", "q" * 300 + end) for end in ("a", "b")]
+    assert len(set(names)) == 2 and app_of("compact", "q") == "compact/q"
+    assert [len(name) for name in names] == [LONGEST_APP] * 2
+    assert Queues(house.where).publish(names[0], 1, house.queue, PORTION)
+    assert [Queues(house.where).last_portion(name) for name in names] == [1, 0]
+
+
+# ---- what a run may take
+
+
+def refusal(house: House, *words: str) -> str:
+    ran = CliRunner().invoke(app, ["pipeline", *words, "--url", house.url])
+    assert ran.exit_code == 2, ran.output
+    return ran.stderr
+
+
+def test_a_new_run_takes_no_group_that_follows_another(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparking.SparkVisit, "spark", None)
+    house.make()
+    queues = Queues(house.where)
+    assert queues.settled(house.queue, "archive") is None
+    for group in ("archive", "transform"):
+        house.door.advance(house.queue, group, {}, create=True)
+    house.fill(["a", "b"])
+    assert queues.settled(house.queue, "archive") == 0  # made beforehand, so that messages are kept for it
+    for group in ("archive", "transform"):
+        house.door.advance(house.queue, group, {0: 1})
+    assert queues.settled(house.queue, "archive") == 1
+    archive = ["archive", "-q", house.queue, "--to", str(tmp_path / "second")]
+    sql = ["--sql", "SELECT value FROM messages", "--checkpoint", str(tmp_path / "second")]
+    for words in (archive, ["transform", "-q", house.queue, "--to", "x", *sql]):
+        said = refusal(house, *words)
+        assert f"group {words[0]} follows another run of this queue" in said and "Give --group NAME" in said
+
+    first = tmp_path / "first"
+    (first / "offsets").mkdir(parents=True)
+    with pytest.raises(InvalidOption, match="--checkpoint of that run"):
+        check_group(first, "archive", 1)
+    for settled in (None, 0):
+        check_group(first, "archive", settled)
+    (first / "offsets" / "0").touch()
+    check_group(first, "archive", 1)
+
+
+def test_dead_letters_go_only_when_that_is_asked_for(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparking.SparkVisit, "spark", None)
+    home = f"failed-{house.queue}"
+    house.make(dlq_config={"topic": home})
+    house.make(home)
+    sql = ["--sql", "SELECT value FROM messages", "--checkpoint", str(tmp_path / "checkpoint")]
+    for words in (
+        ["compact", "-q", home, "--to", str(tmp_path / "last")],
+        ["transform", "-q", home, "--to", "x", *sql],
+    ):
+        said = refusal(house, *words)
+        assert f"{home} holds dead letters" in said and "Add --settle" in said
+
+
+def test_a_query_that_cannot_be_read_and_a_target_without_a_name_are_told(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparking.SparkVisit, "spark", None)
+    house.make()
+    file = tmp_path / "query.sql"
+    file.write_bytes("SELECT 'Größe' AS value FROM messages".encode("latin-1"))
+    words = [
+        "transform",
+        "-q",
+        house.queue,
+        "--checkpoint",
+        str(tmp_path / "checkpoint"),
+        "--sql-file",
+        str(file),
+    ]
+    assert "query.sql is not UTF-8, at byte 10" in refusal(house, *words, "--to", "x")
+    file.write_text("SELECT value FROM messages")
+    assert "--to is empty" in refusal(house, *words, "--to", "")
+
+
+def test_braces_in_a_name_are_told_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    visit = sparking.SparkVisit("archive", Where("http://127.0.0.1:1", "", None), False)
+    done = running.Progress(rows=3, batches=1)
+    streaming.report_stream(visit, done, lambda read, written: f"Archived {read} of {{a}}/{{0}}", {"lag": 0})
+    assert "Archived 3 messages of {a}/{0} (1 batch" in capsys.readouterr().out
+
+
+# ---- last values
+
+
+def test_last_values_belong_to_one_group_of_one_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta, "_arrow_schema", lambda rows: ROWS[0].schema)
+    rows: Any = TriedAgain()
+    about = {compact.QUEUE: "q", compact.GROUP: "compact", compact.INCARNATION: "1-2"}
+    check = compact.check_following
+    new, table = DeltaTable(tmp_path / "new"), DeltaTable(tmp_path / "table")
+    for settled in (None, 0):
+        check(new, about, settled, {0: 5})
+    with pytest.raises(InvalidOption, match=r"for another table.*--group NAME"):
+        check(new, about, 7, {0: 5})
+
+    table.replace(rows, -1, about, {0: 9, 1: 4})
+    for settled, start in (
+        (7, {0: 9, 1: 4}),
+        (7, {0: 30, 1: 4}),
+        (0, {0: 2, 1: 4}),
+    ):  # 0: killed before it could settle
+        check(table, about, settled, start)
+    with pytest.raises(InvalidOption, match="group compact brings them"):
+        check(table, {**about, compact.GROUP: "other"}, 7, {})
+    with pytest.raises(InvalidOption, match="holds the last values of q"):
+        check(table, {**about, compact.QUEUE: "other"}, 7, {})
+    with pytest.raises(InvalidOption, match="made again since"):
+        check(table, {**about, compact.INCARNATION: "2-3"}, 7, {})
+    for settled, start in ((None, {0: 9}), (0, {0: 10, 1: 4})):  # gone, and another one of its name
+        with pytest.raises(InvalidOption, match="may be gone with it"):
+            check(table, about, settled, start)
+    table.replace(rows, table.version(), about, {0: 12, 1: 4})
+    assert (table.reached(0), table.reached(1), table.reached(2)) == (12, 4, None)
+
+    before = DeltaTable(tmp_path / "before")  # of a time when tables said nothing of it
+    before.replace(rows, -1)
+    check(before, about, 7, {0: 9})
+    before.replace(rows, before.version(), about, {0: 9})
+    assert about.items() <= before.about().items()
+
+
+def test_what_was_put_back_for_another_group_is_not_read_for_this_one(house: House) -> None:
+    house.make()
+    house.door.advance(house.queue, "compact", {}, create=True)
+    asyncio.run(house.reject(b"old"))
+    house.fill(["new"])
+    end = house.door.offsets(house.queue).latest()
+    house.door.advance(house.queue, "compact", {0: 1})
+    house.door.advance(house.queue, "w", end)
+    assert house.api.post(f"/queues/{house.queue}/dlq/retry", json={}).is_success
+    between = {"startingOffsets": json.dumps({house.queue: {"0": 1}}), "endingOffsets": "latest"}
+    assert house.values(**between) == ["new", "old"]
+    assert house.values(**between, group="compact") == ["new"]
+    assert house.values(**between, group="not-yet") == ["new", "old"]
+
+
+def test_rows_are_brought_together_up_to_a_weight() -> None:
+    def span(home: str, first: int, weight: int) -> bringing.Span:
+        return bringing.Span(home, 0, first, first + 9, weight)
+
+    spans = [span("a", 0, 60), span("a", 10, 40), span("a", 20, 1), span("b", 0, 200), span("b", 10, 5)]
+    assert [[one.bytes for one in part] for part in bringing.bundles(spans, 100)] == [
+        [60, 40],
+        [1],
+        [200],
+        [5],
+    ]
+    assert bringing.bundles([], 100) == []
+
+
+# ---- replay
+
+
+def archive_of(path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let an archive grow by a batch."""
+    monkeypatch.setattr(delta, "_arrow_schema", lambda rows: ROWS[0].schema)
+    batches = iter(range(9))
+
+    def grow() -> None:
+        rows: Any = TriedAgain()
+        open_table(path, kind).add("q", next(batches), rows)
+
+    grow()
+    return grow
+
+
+@pytest.mark.parametrize("kind", ["delta", "parquet"])
+@pytest.mark.parametrize("name", ["", "mine"])
+def test_a_replay_goes_on_with_the_archive_that_it_began_with(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
+) -> None:
+    house.make()
+    queues = Queues(house.where)
+    grow = archive_of(tmp_path, kind, monkeypatch)
+    first = replay.plan(queues, tmp_path, house.queue, name=name)
+    grow()
+    later = replay.plan(queues, tmp_path, house.queue, name=name)
+    assert (first.done, later.version - first.version, first.app) == (
+        0,
+        1,
+        later.app,
+    )  # nothing was published yet
+    queues.publish(first.app, first.number(1), house.queue, PORTION)
+    again = replay.plan(queues, tmp_path, house.queue, name=name)
+    assert (again.done, again.version, again.number(2)) == (1, first.version, first.number(2))
+    assert len(again.table.files(again.version)) == 1 and not again.is_newest
+    other = replay.plan(queues, tmp_path, house.queue, name=name, where="key IS NULL")
+    assert (other.done, other.version) == (0, later.version)  # another question leaves out nothing
+    with pytest.raises(
+        replay.OtherVersion, match="another run"
+    ):  # which had begun before the archive has grown
+        replay._check_same(queues, later)
+    replay._check_same(queues, again)
+    if kind == "delta" and name:
+        assert replay.plan(queues, tmp_path, house.queue, name=name, version=first.version).done == 1
+        with pytest.raises(InvalidOption, match=f"began with version {first.version}"):
+            replay.plan(queues, tmp_path, house.queue, name=name, version=later.version)
+
+
+def test_a_replay_that_fails_says_how_to_go_on(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive_of(tmp_path, "delta", monkeypatch)
+    monkeypatch.setattr(sparking.SparkVisit, "spark", lambda self: nullcontext())
+    counted: list[replay.Plan] = []
+
+    def count(self: replay.Plan, spark: object) -> int:
+        counted.append(self)
+        return 4
+
+    def fail(spark: object, queues: Queues, chosen: replay.Plan, tell: object) -> None:
+        assert chosen is counted[0]  # what was asked for is what is done
+        raise Refused("no", "the broker says no", "Ask it")
+
+    monkeypatch.setattr(replay.Plan, "count", count)
+    monkeypatch.setattr(replay, "carry_out", fail)
+    words = ["pipeline", "replay", "--from", str(tmp_path), "--name", "mine", "--yes", "--url", house.url]
+    said = CliRunner().invoke(app, words).stderr
+    assert "Name of this replay: mine, of version 1 of the archive." in said
+    assert "Ask it. Run it again to go on where it stopped, or with --name mine" in said
+
+
+# ---- what was lost
+
+
+def test_a_run_that_misses_messages_says_how_to_go_on_without_them(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.make()
+    monkeypatch.setattr(sparking.SparkVisit, "spark", lambda self: nullcontext())
+    heard: list[bool] = []
+
+    def lose(*places: Any, skip_lost: bool, **how: Any) -> Any:
+        heard.append(skip_lost)
+        raise running.StreamFailed(
+            "12 is gone. To go on with what is left: failOnDataLoss=false", kind="DataLost"
+        )
+
+    for module, name in ((archive, "start"), (transform, "start"), (compact, "to_table")):
+        monkeypatch.setattr(module, name, lose)
+    sql = ["--sql", "SELECT value FROM messages", "--checkpoint", str(tmp_path / "checkpoint")]
+    for words in (
+        ["archive", "--to", str(tmp_path / "table"), "--once"],
+        ["transform", "--to", "x", "--once", *sql],
+        ["compact", "--to", str(tmp_path / "last")],
+    ):
+        for flags in ([], ["--skip-lost"]):
+            ran = CliRunner().invoke(app, ["pipeline", *words, "-q", house.queue, *flags, "--url", house.url])
+            assert ran.exit_code == 1 and "go on with what is left: --skip-lost" in ran.stderr, ran.stderr
+    assert heard == [False, True] * 3
