@@ -160,6 +160,21 @@ async def test_a_batch_that_does_not_fit_says_how_much_would(house: BulkHouse) -
     assert "smaller batches" in told["do"]
 
 
+async def test_a_full_compacted_queue_takes_values_of_its_keys_and_no_new_ones(house: BulkHouse) -> None:
+    await house.make(type="compacted", limits={"max_queue_depth": 3})
+    await house.fill(pa.table({"value": [b"1", b"2", b"3"], "key": [b"a", b"b", b"c"]}))
+    await house.fill(pa.table({"value": [b"4", b"5", b""], "key": [b"a", b"a", b"b"]}), 1)
+    assert dict(zip(*(await house.rows(columns="key,value")).to_pydict().values())) == {
+        b"c": b"3",
+        b"a": b"5",
+    }
+    table = pa.table({"value": [b"6", b"7", b"8", b"9"], "key": [b"a", b"e", b"f", b"e"]})
+    stage = await house.stage(table, 2, f"fill-{house.queue}")
+    path, body = f"/bulk/stages/fill-{house.queue}/2/commit", {"stages": [stage["stage"]]}
+    told = await house.no(409, "queue_full", "POST", path, json=body)
+    assert "has room for 1 key, and the batch brings 2" in told["message"]
+
+
 async def test_keys_of_any_bytes_keep_their_partition(house: BulkHouse) -> None:
     await house.make(partitions=5)
     keys = [bytes([nth, 0xFF]) for nth in range(20)]

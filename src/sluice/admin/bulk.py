@@ -28,7 +28,7 @@ from sluice.errors import (
 )
 from sluice.message import Message
 from sluice.queues import dead_letters
-from sluice.queues.batches import Places, append_some, check_room, collect, note_batch, settle_some
+from sluice.queues.batches import Load, Places, append_some, collect, note_batch, settle_some
 from sluice.queues.compaction import check
 from sluice.queues.group import Group
 from sluice.queues.journal import Frame
@@ -365,14 +365,10 @@ class BulkDesk:
             runs = [
                 (engine.queues.get(name) or hands.door.open(name), messages) for name, messages in batch.runs
             ]
-            counts: dict[str, int] = {}
-            for queue, messages in runs:
-                counts[queue.name] = counts.get(queue.name, 0) + len(messages)
-            for queue, _ in runs:
-                check_room(queue, counts[queue.name])
             for queue, messages in runs:
                 for message in messages if queue.rules.compacted else []:
                     check(queue, message)
+            await self._check_room(runs)
             menders = await self._letters(batch.repairs)
             runner.hold()
             try:
@@ -387,6 +383,20 @@ class BulkDesk:
             runner.release()
             await hands.kept()
         return Committed(batch.rows, False, len(batch.repairs) - mended)
+
+    async def _check_room(self, runs: list[tuple[Queue, list[Message]]]) -> None:
+        """Refuse a batch that some queue has no room for: once it has begun, nothing is refused."""
+        hands = self._hands
+        by_queue: dict[Queue, list[list[Message]]] = {}
+        for queue, messages in runs:
+            by_queue.setdefault(queue, []).append(messages)
+        for queue, parts in by_queue.items():
+            load = Load(hands.engine, queue, sum(map(len, parts)))
+            for messages in parts if load.looks else []:
+                for at in range(0, len(messages), AT_ONCE):
+                    load.add(messages, at, min(at + AT_ONCE, len(messages)))
+                    await hands.breathe()
+            load.check()
 
     async def _letters(self, repairs: Sequence[Repair]) -> list[Mending]:
         """The letters that are there, with what is to take their place."""
