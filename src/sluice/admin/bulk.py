@@ -189,11 +189,29 @@ class BulkDesk:
     async def offsets_at(self, name: str, moment: float) -> dict[int, int]:
         """The first sequence at or after a time, in each partition."""
         queue = self._hands.queue(name)
-        floors = start_floors(queue, f"@{moment:.3f}")
+        milliseconds = round(moment * 1000.0)
         return {
-            int(one.number): min(floor, int(one.committed))
-            for one, floor in zip(queue.partitions, floors, strict=True)
+            int(one.number): min(await self._first_since(one, milliseconds), int(one.committed))
+            for one in queue.partitions
         }
+
+    async def _first_since(self, partition: Partition, milliseconds: int) -> int:
+        """Between the first message that may have come by then and the first that is known to have, it is found by
+        reading some of them: halving the rest each time, because they came in order."""
+        low = int(partition.first_since(milliseconds))
+        high = int(partition.first_dated_since(milliseconds))
+        while low < high:
+            middle = (low + high) // 2
+            probe = int(partition.first_live(middle))
+            if probe >= high:
+                high = middle
+                continue
+            [message] = await self._hands.read([(partition, probe)])
+            if message is not None and message.enqueued_at >= milliseconds:
+                high = probe
+            else:
+                low = probe + 1
+        return int(partition.first_live(low))
 
     # ---- reading
 
