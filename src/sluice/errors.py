@@ -418,9 +418,10 @@ class InvalidBatch(QueueError):
 
 
 class BatchTooLarge(QueueError):
-    def __init__(self, app: str, batch: int, size: int, limit: int) -> None:
+    def __init__(self, app: str, batch: int, size: int, limit: int, is_unpacked: bool = False) -> None:
+        unpacked = " when it is unpacked" if is_unpacked else ""
         super().__init__(
-            f"batch {batch} of {app!r} has {size} bytes or more, and {limit} are taken at once",
+            f"batch {batch} of {app!r} has {size} bytes or more{unpacked}, and {limit} are taken at once",
             "Send smaller batches (in Spark: maxOffsetsPerTrigger or maxBytesPerTrigger), "
             "or raise bulk.max_batch_bytes",
         )

@@ -77,6 +77,7 @@ class Target:
 
     max_message_size: int
     fault_of_payload: Callable[[bytes], str] | None  # by its schema
+    has_priorities: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +360,7 @@ class BulkDesk:
         for name in names:
             queue = hands.engine.queues.get(name) or hands.door.open(name)
             check = hands.door.validator(queue) if queue.rules.schema else None
-            found[name] = Target(int(queue.rules.max_message_size), check)
+            found[name] = Target(int(queue.rules.max_message_size), check, not queue.rules.compacted)
         return found
 
     async def commit(self, batch: Batch) -> Committed:

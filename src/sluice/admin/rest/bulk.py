@@ -515,8 +515,8 @@ async def stage(
         try:
             await _receive(request, upload)
             upload.end()
-            count = await asyncio.to_thread(rows.look_through, upload.stage)
-            done = upload.finish(count)
+            count, unpacked = await asyncio.to_thread(rows.look_through, upload.stage, stages.max_batch_bytes)
+            done = upload.finish(count, unpacked)
         except BaseException:
             upload.abandon()
             raise
