@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
+from sluice.queues.batches import note_batch
 from sluice.queues.journal import PURGED
 from sluice.queues.start import start_floors
 from tests.admin.conftest import MakeHouse
+from tests.admin.kit import AdminHouse
 
 STARTED = 1_800_000_000.0
 
@@ -43,3 +47,17 @@ async def test_sequences_by_time_where_all_are_delayed_and_some_are_gone(make_ho
     expected = {0: 2, 2: 2, 5: 5, 7: 10, 9: 10, 10: 10, 19: 19, 20: 21, 21: 21, 39: 39, 40: 40}
     for nth, seq in expected.items():
         assert await house.ask(house.admin.bulk.offsets_at("tasks", STARTED + 60 * nth)) == {0: seq}
+
+
+async def test_the_last_batch_is_told_when_it_is_kept(house: AdminHouse) -> None:
+    assert await house.ask(house.admin.bulk.last_batch("app")) is None
+    house.runner.hold()
+    note_batch(house.engine, "app", 7, 0)
+    asking = asyncio.ensure_future(house.admin.bulk.last_batch("app"))
+    for _ in range(10):
+        await asyncio.sleep(0)
+        house.loop.settle()
+    assert not asking.done(), "a crash would leave nothing of it"
+    house.runner.release()
+    house.loop.settle()
+    assert await asking == 7

@@ -343,8 +343,12 @@ class BulkDesk:
     # ---- writing
 
     async def last_batch(self, app: str) -> int | None:
+        """Told when it is kept: a fence is known from the first moment of a commit on."""
         fence = self._hands.engine.batches.last(app)
-        return None if fence is None else int(fence.batch)
+        if fence is None:
+            return None
+        await self._hands.kept()
+        return int(fence.batch)
 
     async def targets(self, names: list[str]) -> dict[str, Target]:
         """The queues of a batch, made if they are not there, as a publish would."""

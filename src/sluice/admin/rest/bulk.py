@@ -549,7 +549,7 @@ async def commit(request: Request, app: AppName, batch: BatchNumber, told: Commi
     than the last one of its application was committed before: it is answered, and not stored again."""
     stages = door_of(request).stages
     share = share_of(request)
-    last = None if share else await ask(request, lambda service: service.bulk.last_batch(app))
+    last = None if share else await ask(request, lambda service: service.bulk.last_batch(app), COMMIT_SECONDS)
     if last is not None and batch <= last:
         answer = await ask(
             request, lambda service: service.bulk.commit(bulk.Batch(app, batch, 0)), COMMIT_SECONDS
@@ -597,4 +597,4 @@ async def abort(request: Request, app: AppName, batch: BatchNumber) -> Dropped:
 @router.get("/stages/{app}", response_model=LastBatch, responses=answers(409))
 async def last_batch(request: Request, app: AppName) -> LastBatch:
     """The last batch of an application that was committed."""
-    return LastBatch(last=await ask(request, lambda service: service.bulk.last_batch(app)))
+    return LastBatch(last=await ask(request, lambda service: service.bulk.last_batch(app), COMMIT_SECONDS))
