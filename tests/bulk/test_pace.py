@@ -14,7 +14,8 @@ from librt.strings import BytesWriter
 from sluice.admin.bulk import Slice
 from sluice.admin.strain import LEAST, LOOK_SECONDS, TIMES, Strain
 from sluice.bulk.pace import STEP_SECONDS, Pace
-from sluice.bulk.reading import LocalReading, Part, Reading, Wanted, Workshop
+from sluice.bulk.reading import LocalReading, Part, Reading, Seats, Wanted, Workshop
+from sluice.errors import TooManyReaders, UnreadableMessage
 from sluice.message import Message, write_start
 from sluice.store.embedded.layout import log_name
 from sluice.store.protocol import MESSAGE, write_record
@@ -198,7 +199,7 @@ async def test_every_part_of_a_range_waits_for_its_turn(in_files: bool, tmp_path
     wanted = Wanted("q", (Part(0, 0, ROWS),), ["value"])
     workshop = Workshop(str(tmp_path), pace)
     reading: Reading | LocalReading = (
-        Reading(workshop, wanted, slices) if in_files else LocalReading(pace, wanted, slices)
+        Reading(workshop, wanted, slices) if in_files else LocalReading(Seats(), pace, wanted, slices)
     )
     try:
         await reading.open()
@@ -212,3 +213,23 @@ async def test_every_part_of_a_range_waits_for_its_turn(in_files: bool, tmp_path
     ]
     size = len(record(0))
     assert pace.asked == [(size, math.inf), (size, 1000.0), (size, 1000.0)]
+
+
+async def test_so_many_read_at_a_time_where_the_broker_builds_their_ranges() -> None:
+    seats = Seats(2)
+    wanted = Wanted("q", (Part(0, 0, ROWS),), ["value"])
+
+    async def fails(part: Part, at: int, most: int, most_bytes: int) -> Slice:
+        raise UnreadableMessage("q", 0, 0)
+
+    first, second, third = (LocalReading(seats, Watched(), wanted, slices) for _ in range(3))
+    with pytest.raises(UnreadableMessage):
+        await LocalReading(seats, Watched(), wanted, fails).open()  # has none any more
+    await first.open()
+    await second.open()
+    with pytest.raises(TooManyReaders):
+        await third.open()
+    await first.close()
+    await third.open()
+    await third.close()
+    await second.close()
