@@ -9,6 +9,7 @@ import pytest
 from sluice.errors import PartitionFull, QueueFull
 from sluice.message import Message
 from sluice.queues.batches import (
+    FORGET_ONCE_SECONDS,
     FORGET_SECONDS,
     Load,
     Places,
@@ -112,6 +113,17 @@ def test_an_application_that_has_sent_nothing_for_long_is_forgotten(engine: Engi
     engine.engine.batches.forget_old(engine.loop.now)
     assert last(engine) == -1
     assert last(engine, "other") == 3
+
+
+def test_an_application_of_one_batch_is_forgotten_after_a_day(engine: EngineUnderTest) -> None:
+    note_batch(engine.engine, "once/import", 0, 0)
+    note_batch(engine.engine, "import", 0, 0)
+    engine.advance(seconds=FORGET_ONCE_SECONDS - 1)
+    engine.engine.batches.forget_old(engine.loop.now)
+    assert (last(engine, "once/import"), last(engine, "import")) == (0, 0)
+    engine.advance(seconds=2)
+    engine.engine.batches.forget_old(engine.loop.now)
+    assert (last(engine, "once/import"), last(engine, "import")) == (-1, 0)
 
 
 def test_ids_within_the_dedup_window_are_stored_once(engine: EngineUnderTest) -> None:

@@ -3,7 +3,8 @@
 A batch of messages comes from an application that numbers its batches. Its messages and a note of its number go into
 one frame, so a crash leaves all of it or nothing, and a batch that is sent again is known and not stored again. What is
 remembered of an application is the number of its last batch; applications that have sent nothing for a month are
-forgotten. Everything here is done in portions: whoever calls gives others their turn in between.
+forgotten, and those of one batch after a day. Everything here is done in portions: whoever calls gives others their
+turn in between.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from sluice.queues.queue import Queue
 
 FORGET_SECONDS: Final = 30 * 86_400.0
+# An application that calls itself so sends one batch and does not come again: its fence is for who says it twice.
+ONCE: Final = "once/"
+FORGET_ONCE_SECONDS: Final = 86_400.0
 
 # What will be of a key when a batch is in its queue: nothing, the value that is there, or one of the batch.
 ABSENT: Final = 0
@@ -122,7 +126,7 @@ class Batches:
         self._fences[app] = Fence(batch, rows, at)
 
     def forget_old(self, now: float) -> None:
-        old = [app for app, fence in self._fences.items() if now - fence.at > FORGET_SECONDS]
+        old = [app for app, fence in self._fences.items() if now - fence.at > _lifetime(app)]
         for app in old:
             del self._fences[app]
 
@@ -142,6 +146,10 @@ class Batches:
     def load_snapshot(self, note: Note) -> None:
         for _ in range(note.number()):
             self.load(note)
+
+
+def _lifetime(app: str) -> float:
+    return FORGET_ONCE_SECONDS if app.startswith(ONCE) else FORGET_SECONDS
 
 
 def _write(out: NoteWriter, app: str, fence: Fence) -> None:
