@@ -48,7 +48,7 @@ SERVER: dict[str, str] = {
     "ecq.max_message_size": "bytes of a payload",
     "ecq.max_keys": "of one owner",
     "ecq.durability": "`sync`: answered when on disk. `interval`: when written, synced within 200 ms",
-    "bulk.max_batch_bytes": "largest batch that is committed at once, as it was sent; see [bulk.md](bulk.md)",
+    "bulk.max_batch_bytes": "largest batch that is committed at once, as sent and unpacked; see [bulk.md](bulk.md)",
     "bulk.max_stage_bytes": "batches that wait for their commit, all together",
     "bulk.stage_ttl": "how long one waits",
     "redis.prefix": "what all keys begin with: brokers with a store each may share one Redis",

@@ -149,7 +149,9 @@ class ClusterServer:
     async def _open_admin(self) -> None:
         """Before this node is one: it tells the others where its doors are."""
         cluster = self._settings.cluster
-        directory = Directory(cluster.name, cluster.cells, self.coordinator, self._id)
+        directory = Directory(
+            cluster.name, cluster.cells, self.coordinator, self._id, lambda: list(self.cells.open)
+        )
         name = node_info(cluster, self.lines.address).name
         service = CellsService(
             directory, lambda: self.services, name, hide_secrets(self._settings.store), how_built()

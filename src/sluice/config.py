@@ -142,7 +142,7 @@ class EcqSettings(Section):
 class BulkSettings(Section):
     """The door for programs that read and write in bulk, part of REST."""
 
-    max_batch_bytes: Annotated[int, number(1024, 1 << 31)] = 33_554_432  # of one commit, as it was sent
+    max_batch_bytes: Annotated[int, number(1024, 1 << 31)] = 33_554_432  # of one commit, sent and unpacked
     max_stage_bytes: Annotated[int, number(1024)] = 1_073_741_824  # of all batches that wait for their commit
     stage_ttl: Annotated[Seconds, lasting(1, 30 * 86400)] = 3600.0  # how long one waits
 

@@ -253,12 +253,22 @@ class QueueFull(QueueError):
 class PartitionFull(QueueFull):
     """Of a store that limits how long a partition may be, whatever the depth of its queue."""
 
-    def __init__(self, name: str, number: int, length: int) -> None:
+    def __init__(self, name: str, number: int, length: int, room: int = 0, batch: int = 0) -> None:
+        """`batch`: so many came at once, and there is `room` for fewer."""
+        cure = "Add consumers, raise redis.max_length, or set limits.overflow"
+        if batch:
+            QueueError.__init__(
+                self,
+                f"partition {number} of queue {name!r} has room for {room} message{'' if room == 1 else 's'}, because "
+                f"its stream may hold {length}, and the batch brings {batch}",
+                f"Send smaller batches. {cure}",
+            )
+            return
         QueueError.__init__(
             self,
             f"partition {number} of queue {name!r} is full: its stream may hold {length} messages, and the first of "
             "them is not settled",
-            "Add consumers, raise redis.max_length, or set limits.overflow",
+            cure,
         )
 
 
@@ -408,9 +418,10 @@ class InvalidBatch(QueueError):
 
 
 class BatchTooLarge(QueueError):
-    def __init__(self, app: str, batch: int, size: int, limit: int) -> None:
+    def __init__(self, app: str, batch: int, size: int, limit: int, is_unpacked: bool = False) -> None:
+        unpacked = " when it is unpacked" if is_unpacked else ""
         super().__init__(
-            f"batch {batch} of {app!r} has {size} bytes or more, and {limit} are taken at once",
+            f"batch {batch} of {app!r} has {size} bytes or more{unpacked}, and {limit} are taken at once",
             "Send smaller batches (in Spark: maxOffsetsPerTrigger or maxBytesPerTrigger), "
             "or raise bulk.max_batch_bytes",
         )

@@ -99,7 +99,7 @@ def test_a_stage_ends_with_its_time() -> None:
     upload = stages.begin("app", 0, "q")
     upload.write(b"x" * 100)
     upload.end()
-    stage = upload.finish(1)
+    stage = upload.finish(1, 0)
     now[0] = 59.0
     assert stages.find("app", 0, [stage.name]) == [stage]
     now[0] = 61.0
@@ -114,7 +114,7 @@ def test_a_stage_that_somebody_reads_is_given_back_when_he_is_done(in_files: boo
     upload = stages.begin("app", 0, "q")
     upload.write(b"x" * 100)
     upload.end()
-    stage = upload.finish(1)
+    stage = upload.finish(1, 0)
     with stages.reading([stage]):
         assert stages.drop("app", 0) == 1
         with pytest.raises(StaleBatch):
@@ -132,5 +132,5 @@ def test_a_stage_that_is_aborted_while_it_is_looked_through_is_refused() -> None
         upload.end()
         stages.drop("app", 0)
         with pytest.raises(StaleBatch, match="aborted"):
-            upload.finish(1)
+            upload.finish(1, 0)
     assert stages.bytes == 0

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pyarrow as pa
 import pytest
 
@@ -136,6 +137,45 @@ async def test_headers_that_were_asked_of_a_queue_once_are_not_asked_again(house
     }  # fmt: skip
 
 
+def with_headers(*rows: list[tuple[str, bytes]]) -> pa.Table:
+    return pa.table(
+        {"value": [b"x"] * len(rows), "headers": pa.array(rows, pa.map_(pa.string(), pa.binary()))}
+    )
+
+
+@pytest.mark.parametrize("kind", ["work", "compacted"])
+async def test_a_header_called_priority_that_is_none_is_a_property_like_any_other(
+    house: BulkHouse, kind: str
+) -> None:
+    """What devices send goes back as it came: only the column asks, and can be refused."""
+    await house.make(type=kind)
+    told = [b"high", b"05", b"10", b"", b"7"]
+    table = with_headers(*([("priority", one)] for one in told))
+    await house.fill(table.append_column("key", pa.array([b"%d" % nth for nth in range(len(told))])))
+    [*found] = (await house.rows(headers=True)).column("headers").to_pylist()
+    assert [dict(one)["priority"] for one in found] == told
+    listed = await house.ok("GET", f"/queues/{house.queue}/messages")
+    assert [one["priority"] for one in listed] == [0, 0, 0, 0, 7 if kind == "work" else 0]
+    if kind == "work":
+        both = with_headers([("priority", b"high"), ("priority", b"3")])
+        await house.fill(both.append_column("priority", pa.array([5])), 1)
+        last = (await house.rows(headers=True)).column("headers").to_pylist()[-1]
+        assert last == [("priority", b"5")]
+
+
+async def test_of_what_a_message_has_once_the_last_header_counts(house: BulkHouse) -> None:
+    """A client that got a property twice would have to close its connection."""
+    await house.make()
+    names = ("content-type", "response-topic", "correlation-data", "tenant")
+    await house.fill(with_headers([(name, b"%d" % nth) for nth in range(3) for name in names]))
+    async with house.client(f"w-{house.queue}") as client:
+        worker = Worker(client, house.queue)
+        await worker.join()
+        told: Any = (await worker.next()).properties
+    assert (told.ContentType, told.ResponseTopic, told.CorrelationData) == ("2", "2", b"2")
+    assert [value for name, value in told.UserProperty if name == "tenant"] == ["0", "1", "2"]
+
+
 async def test_a_value_that_is_null_is_refused_and_ends_no_key(house: BulkHouse) -> None:
     await house.make(type="compacted")
     await house.fill(pa.table({"value": [b"a"], "key": [b"k"]}))
@@ -158,6 +198,21 @@ async def test_a_batch_that_does_not_fit_says_how_much_would(house: BulkHouse) -
     told = await house.no(409, "queue_full", "POST", path, json=body)
     assert "has room for 2 messages, and the batch brings 5" in told["message"]
     assert "smaller batches" in told["do"]
+
+
+async def test_a_full_compacted_queue_takes_values_of_its_keys_and_no_new_ones(house: BulkHouse) -> None:
+    await house.make(type="compacted", limits={"max_queue_depth": 3})
+    await house.fill(pa.table({"value": [b"1", b"2", b"3"], "key": [b"a", b"b", b"c"]}))
+    await house.fill(pa.table({"value": [b"4", b"5", b""], "key": [b"a", b"a", b"b"]}), 1)
+    assert dict(zip(*(await house.rows(columns="key,value")).to_pydict().values())) == {
+        b"c": b"3",
+        b"a": b"5",
+    }
+    table = pa.table({"value": [b"6", b"7", b"8", b"9"], "key": [b"a", b"e", b"f", b"e"]})
+    stage = await house.stage(table, 2, f"fill-{house.queue}")
+    path, body = f"/bulk/stages/fill-{house.queue}/2/commit", {"stages": [stage["stage"]]}
+    told = await house.no(409, "queue_full", "POST", path, json=body)
+    assert "has room for 1 key, and the batch brings 2" in told["message"]
 
 
 async def test_keys_of_any_bytes_keep_their_partition(house: BulkHouse) -> None:
@@ -255,6 +310,32 @@ async def test_a_batch_that_is_too_large_is_refused_with_a_cure(house: BulkHouse
     path = f"/bulk/stages/{app}/0/commit"
     await house.no(413, "batch_too_large", "POST", path, json={"stages": stages, "rows": 42})
     assert await house.ok("DELETE", f"/bulk/stages/{app}/0") == {"dropped": 2}
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+async def test_what_a_compressed_batch_has_when_it_is_unpacked_is_bounded(
+    house: BulkHouse, codec: str
+) -> None:
+    await house.make()
+    app = f"app-{house.queue}"
+
+    async def send(megabytes: int) -> httpx.Response:
+        table, sink = values(*[bytes(1 << 20)] * megabytes), pa.BufferOutputStream()
+        with pa.ipc.new_stream(
+            sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)
+        ) as writer:
+            writer.write_table(table, 2)
+        body = bytes(sink.getvalue())
+        assert len(body) < 100_000
+        return await house.api.post(f"/bulk/stages/{app}/0?queue={house.queue}", content=body, headers=ARROW)
+
+    told = (await send(4)).json()
+    assert told["error"] == "batch_too_large" and "bytes or more when it is unpacked, and" in told["message"]
+    stages = [(await send(megabytes)).json()["stage"] for megabytes in (2, 3)]
+    path = f"/bulk/stages/{app}/0/commit"
+    await house.no(413, "batch_too_large", "POST", path, json={"stages": stages})
+    await commit(house, app, 0, stages[1:], 3)
+    assert (await house.rows(columns="value")).column("value").to_pylist() == [bytes(1 << 20)] * 3
 
 
 async def test_stages_are_bounded_all_together(house: BulkHouse) -> None:
@@ -386,8 +467,19 @@ async def test_a_row_takes_the_place_of_a_dead_letter_for_the_group_that_failed(
     assert told["message_id"] == "mine"
 
 
-@pytest.mark.parametrize("letter", ["nonsense", "dlq/q/0", "dlq/q/x/1"])
-async def test_a_letter_is_named_by_its_place(house: BulkHouse, letter: str) -> None:
+@pytest.mark.parametrize(
+    "letter",
+    [
+        "nonsense",
+        "dlq/q/0",
+        "dlq/q/x/1",
+        f"dlq/q/0/{1 << 64}",
+        f"dlq/q/{1 << 64}/0",
+        "dlq/q/0/٣",
+        b"dlq/\xff/x",
+    ],
+)
+async def test_a_letter_is_named_by_its_place(house: BulkHouse, letter: str | bytes) -> None:
     await house.make()
     table = pa.table({"value": [b"x"], "letter": [letter]})
     stage = await house.stage(table, 0, "letters")

@@ -75,6 +75,7 @@ def doors(
 def test_every_node_lists_and_shows_every_queue(doors: Doors, at: int) -> None:
     listed = doors.get(at, "/queues")
     assert [one["name"] for one in listed if one["name"] in QUEUES] == QUEUES
+    assert "x-sluice-missing" not in doors.clients[at].get("/api/v1/queues").headers
     assert [one["name"] for one in doors.get(at, "/queues", limit=2)] == [one["name"] for one in listed[:2]]
     for queue in QUEUES:
         assert doors.get(at, f"/queues/{queue}/stats")["depth"] == 1
@@ -147,6 +148,23 @@ def test_a_batch_for_queues_of_all_nodes_is_committed_once_through_any(doors: Do
         assert done == {"committed": True, "rows": 6, "replayed": attempt == 1, "skipped": 0}
     assert [doors.get(at, f"/queues/{name}/stats")["depth"] for name in names] == [1] * 6
     assert doors.get((at + 1) % 3, f"/bulk/stages/app{at}") == {"last": 1}
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_what_one_node_refuses_of_a_batch_is_refused_as_it_says_it(doors: Doors, at: int) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    kind = {"content-type": "application/vnd.apache.arrow.stream"}
+    for nth in range(6):  # with nodes of every kind: its own, and others
+        name, url = f"small-{at}-{nth}", f"/api/v1/bulk/stages/app-{at}-{nth}/1"
+        doors.post(at, "/queues", {"name": name, "limits": {"max_message_size": 10}})
+        sink = arrow.BufferOutputStream()
+        rows = arrow.table({"value": [b"x" * 11], "queue": [name]})
+        with arrow.ipc.new_stream(sink, rows.schema) as writer:
+            writer.write_table(rows)
+        staged = doors.clients[at].post(url, content=sink.getvalue().to_pybytes(), headers=kind).json()
+        refused = doors.clients[at].post(f"{url}/commit", json={"stages": [staged["stage"]]})
+        assert (refused.status_code, refused.json()["error"]) == (413, "message_too_large"), refused.text
+        assert f"queue '{name}' takes" in refused.json()["message"]
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])

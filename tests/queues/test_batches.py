@@ -6,19 +6,20 @@ import random
 
 import pytest
 
-from sluice.errors import QueueFull
+from sluice.errors import PartitionFull, QueueFull
 from sluice.message import Message
 from sluice.queues.batches import (
+    FORGET_ONCE_SECONDS,
     FORGET_SECONDS,
+    Load,
     Places,
     append_some,
-    check_room,
     collect,
     note_batch,
     settle_some,
 )
 from sluice.queues.engine import Engine
-from sluice.queues.rules import DEAD_LETTER, DROP_OLDEST
+from sluice.queues.rules import DEAD_LETTER, DROP_OLDEST, REJECT
 from sluice.store.embedded import EmbeddedStore
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest, ListenedStore, Loop, MemoryKeeper, Plain
@@ -114,6 +115,17 @@ def test_an_application_that_has_sent_nothing_for_long_is_forgotten(engine: Engi
     assert last(engine, "other") == 3
 
 
+def test_an_application_of_one_batch_is_forgotten_after_a_day(engine: EngineUnderTest) -> None:
+    note_batch(engine.engine, "once/import", 0, 0)
+    note_batch(engine.engine, "import", 0, 0)
+    engine.advance(seconds=FORGET_ONCE_SECONDS - 1)
+    engine.engine.batches.forget_old(engine.loop.now)
+    assert (last(engine, "once/import"), last(engine, "import")) == (0, 0)
+    engine.advance(seconds=2)
+    engine.engine.batches.forget_old(engine.loop.now)
+    assert (last(engine, "once/import"), last(engine, "import")) == (-1, 0)
+
+
 def test_ids_within_the_dedup_window_are_stored_once(engine: EngineUnderTest) -> None:
     engine.publish(b"first", message_id=b"a")
     queue = engine.queue()
@@ -127,20 +139,29 @@ def test_ids_within_the_dedup_window_are_stored_once(engine: EngineUnderTest) ->
     assert queue.duplicates == 2
 
 
+def check_room(bench: EngineUnderTest, messages: list[Message]) -> None:
+    load = Load(bench.engine, bench.queue(), len(messages))
+    half = len(messages) // 2
+    if load.looks:
+        load.add(messages, 0, half)
+        load.add(messages, half, len(messages))
+    load.check()
+
+
 def test_a_full_queue_refuses_the_whole_batch(make: MakeEngine) -> None:
     engine = make(max_depth=ROWS)
     engine.publish(b"one")
     with pytest.raises(QueueFull):
-        check_room(engine.queue(), ROWS)
-    check_room(engine.queue(), ROWS - 1)
+        check_room(engine, rows())
+    check_room(engine, rows(ROWS - 1))
 
 
 def test_a_queue_that_drops_its_oldest_takes_a_batch_of_its_own_size(make: MakeEngine) -> None:
     engine = make(max_depth=ROWS, overflow=DROP_OLDEST)
     engine.publish(b"old")
-    check_room(engine.queue(), ROWS)
+    check_room(engine, rows())
     with pytest.raises(QueueFull):
-        check_room(engine.queue(), ROWS + 1)
+        check_room(engine, rows(ROWS + 1))
     commit(engine, 1)
     assert engine.depth() == ROWS
     assert count_rows(engine) == ROWS
@@ -148,10 +169,146 @@ def test_a_queue_that_drops_its_oldest_takes_a_batch_of_its_own_size(make: MakeE
 
 def test_what_a_queue_has_no_room_for_goes_to_the_dead_letters_if_it_says_so(make: MakeEngine) -> None:
     engine = make(max_depth=10, overflow=DEAD_LETTER)
-    check_room(engine.queue(), ROWS)
+    check_room(engine, rows())
     commit(engine, 1)
     assert engine.depth() == 10
     assert len(engine.dead_letters()) == ROWS - 10
+
+
+# ---- full compacted queues
+
+
+def pairs(*told: str) -> list[Message]:
+    """`a1` is the value 1 of key a; `a` alone ends it."""
+    return [Message(one[1:].encode(), b"", one[:1].encode()) for one in told]
+
+
+def append_all(bench: EngineUnderTest, messages: list[Message]) -> None:
+    bench.engine.now = bench.loop.now
+    append_some(bench.engine, bench.queue(), messages, 0, len(messages))
+    bench.settle_down()
+
+
+def make_full(make: MakeEngine, overflow: int) -> EngineUnderTest:
+    engine = make(compacted=True, message_ttl=0.0, max_depth=4, overflow=overflow)
+    for key in (b"a", b"b", b"c", b"d"):
+        engine.publish(b"0", key=key)
+    return engine
+
+
+@pytest.mark.parametrize("overflow", [REJECT, DROP_OLDEST, DEAD_LETTER])
+def test_rows_of_keys_that_are_there_take_their_place_in_a_full_queue(
+    make: MakeEngine, overflow: int
+) -> None:
+    engine = make_full(make, overflow)
+    brought = pairs("d1", "d2", "b1", "d3")
+    check_room(engine, brought)
+    append_all(engine, brought)
+    assert engine.depth() == 4
+    assert engine.worker().ack_all() == [b"0", b"0", b"1", b"3"]
+    assert engine.dead_letters() == []
+
+
+@pytest.mark.parametrize("overflow", [REJECT, DROP_OLDEST, DEAD_LETTER])
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_rows_end_keys_of_a_full_queue(make: MakeEngine, overflow: int, is_heard: bool) -> None:
+    engine = make_full(make, overflow)
+    worker = engine.worker() if is_heard else None
+    if worker is not None:
+        assert len(worker.ack_all()) == 4
+    check_room(engine, pairs("d", "x"))
+    append_all(engine, pairs("d", "x"))
+    if worker is not None:
+        assert worker.ack_all() == [b""]
+    assert engine.depth() == 3
+    assert engine.dead_letters() == []
+
+
+@pytest.mark.parametrize(
+    ("brought", "new"),
+    [
+        (("a1", "b1", "a2", "c1", "d1", "d2"), 0),
+        (("e1", "e2", "e3", "a1", "b1"), 1),
+        (("e1", "f1", "e2", "f2", "f3"), 2),
+        (("a", "e1", "f1", "e2", "e3"), 1),
+        (("e1", "a", "e2", "e3", "e4"), 1),
+        (("x", "y", "z", "x", "y"), 0),
+    ],
+)
+def test_only_keys_that_are_new_need_room(make: MakeEngine, brought: tuple[str, ...], new: int) -> None:
+    engine = make_full(make, REJECT)
+    if not new:
+        check_room(engine, pairs(*brought))
+        return
+    with pytest.raises(QueueFull, match=rf"has room for 0 keys, and the batch brings {new}\."):
+        check_room(engine, pairs(*brought))
+    engine.queue().rules.max_depth += new
+    check_room(engine, pairs(*brought))
+    append_all(engine, pairs(*brought))
+    assert engine.queue().refused == 1
+    assert engine.depth() <= 4 + new
+
+
+def test_while_groups_have_not_heard_of_the_end_of_a_key_its_place_is_taken(make: MakeEngine) -> None:
+    engine = make_full(make, REJECT)
+    check_room(engine, pairs("a", "e1"))
+    engine.group("slow")
+    check_room(engine, pairs("a", "a1"))
+    with pytest.raises(QueueFull, match="brings 1"):
+        check_room(engine, pairs("a", "e1"))
+
+
+def test_of_a_batch_with_more_keys_than_a_queue_can_have_none_pushes_out_another(make: MakeEngine) -> None:
+    engine = make_full(make, DROP_OLDEST)
+    check_room(engine, pairs("e1", "f1", "e2", "g1", "h1", "h2"))
+    with pytest.raises(QueueFull, match="room for 4 keys, and the batch brings 5"):
+        check_room(engine, pairs("e1", "f1", "g1", "h1", "i1"))
+
+
+# ---- partitions that may not get longer
+
+
+def test_a_batch_goes_only_into_partitions_that_may_become_so_long(make: MakeEngine) -> None:
+    engine = make(partitions=2)
+    engine.engine.max_length = 5
+    for _ in range(3):
+        engine.publish(b"old", key=b"k")
+    check_room(engine, rows(2, b"k"))
+    with pytest.raises(
+        PartitionFull, match=r"room for 2 messages, because .* may hold 5, and the batch brings 3"
+    ):
+        check_room(engine, rows(3, b"k"))
+    check_room(engine, rows(4))
+    with pytest.raises(PartitionFull):
+        check_room(engine, rows(5))
+
+
+def test_what_is_kept_for_its_retention_makes_room_for_a_batch(make: MakeEngine) -> None:
+    engine = make(retention=3600.0)
+    engine.engine.max_length = 5
+    worker = engine.worker()
+    for _ in range(5):
+        engine.publish(b"old")
+    worker.ack_all()
+    engine.publish(b"waits")
+    check_room(engine, rows(4))
+    append_all(engine, rows(4))
+    assert engine.queue().partitions[0].live == 5
+    with pytest.raises(PartitionFull, match="room for 0"):
+        check_room(engine, rows(1))
+
+
+@pytest.mark.parametrize(("overflow", "length"), [(REJECT, 8), (DROP_OLDEST, 5), (DEAD_LETTER, 5)])
+def test_a_batch_that_has_begun_is_appended_by_the_rules_of_its_queue(
+    make: MakeEngine, overflow: int, length: int
+) -> None:
+    engine = make(overflow=overflow)
+    engine.engine.max_length = 5
+    for _ in range(4):
+        engine.publish(b"old")
+    append_all(engine, rows(4))
+    assert engine.queue().partitions[0].live == length
+    assert len(engine.dead_letters()) == (3 if overflow == DEAD_LETTER else 0)
 
 
 # ---- crashes

@@ -28,7 +28,7 @@ from sluice.errors import (
 )
 from sluice.message import Message
 from sluice.queues import dead_letters
-from sluice.queues.batches import Places, append_some, check_room, collect, note_batch, settle_some
+from sluice.queues.batches import Load, Places, append_some, collect, note_batch, settle_some
 from sluice.queues.compaction import check
 from sluice.queues.group import Group
 from sluice.queues.journal import Frame
@@ -77,6 +77,7 @@ class Target:
 
     max_message_size: int
     fault_of_payload: Callable[[bytes], str] | None  # by its schema
+    has_priorities: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +190,29 @@ class BulkDesk:
     async def offsets_at(self, name: str, moment: float) -> dict[int, int]:
         """The first sequence at or after a time, in each partition."""
         queue = self._hands.queue(name)
-        floors = start_floors(queue, f"@{moment:.3f}")
+        milliseconds = round(moment * 1000.0)
         return {
-            int(one.number): min(floor, int(one.committed))
-            for one, floor in zip(queue.partitions, floors, strict=True)
+            int(one.number): min(await self._first_since(one, milliseconds), int(one.committed))
+            for one in queue.partitions
         }
+
+    async def _first_since(self, partition: Partition, milliseconds: int) -> int:
+        """Between the first message that may have come by then and the first that is known to have, it is found by
+        reading some of them: halving the rest each time, because they came in order."""
+        low = int(partition.first_since(milliseconds))
+        high = int(partition.first_dated_since(milliseconds))
+        while low < high:
+            middle = (low + high) // 2
+            probe = int(partition.first_live(middle))
+            if probe >= high:
+                high = middle
+                continue
+            [message] = await self._hands.read([(partition, probe)])
+            if message is not None and message.enqueued_at >= milliseconds:
+                high = probe
+            else:
+                low = probe + 1
+        return int(partition.first_live(low))
 
     # ---- reading
 
@@ -324,8 +343,12 @@ class BulkDesk:
     # ---- writing
 
     async def last_batch(self, app: str) -> int | None:
+        """Told when it is kept: a fence is known from the first moment of a commit on."""
         fence = self._hands.engine.batches.last(app)
-        return None if fence is None else int(fence.batch)
+        if fence is None:
+            return None
+        await self._hands.kept()
+        return int(fence.batch)
 
     async def targets(self, names: list[str]) -> dict[str, Target]:
         """The queues of a batch, made if they are not there, as a publish would."""
@@ -341,7 +364,7 @@ class BulkDesk:
         for name in names:
             queue = hands.engine.queues.get(name) or hands.door.open(name)
             check = hands.door.validator(queue) if queue.rules.schema else None
-            found[name] = Target(int(queue.rules.max_message_size), check)
+            found[name] = Target(int(queue.rules.max_message_size), check, not queue.rules.compacted)
         return found
 
     async def commit(self, batch: Batch) -> Committed:
@@ -365,14 +388,10 @@ class BulkDesk:
             runs = [
                 (engine.queues.get(name) or hands.door.open(name), messages) for name, messages in batch.runs
             ]
-            counts: dict[str, int] = {}
-            for queue, messages in runs:
-                counts[queue.name] = counts.get(queue.name, 0) + len(messages)
-            for queue, _ in runs:
-                check_room(queue, counts[queue.name])
             for queue, messages in runs:
                 for message in messages if queue.rules.compacted else []:
                     check(queue, message)
+            await self._check_room(runs)
             menders = await self._letters(batch.repairs)
             runner.hold()
             try:
@@ -387,6 +406,20 @@ class BulkDesk:
             runner.release()
             await hands.kept()
         return Committed(batch.rows, False, len(batch.repairs) - mended)
+
+    async def _check_room(self, runs: list[tuple[Queue, list[Message]]]) -> None:
+        """Refuse a batch that some queue has no room for: once it has begun, nothing is refused."""
+        hands = self._hands
+        by_queue: dict[Queue, list[list[Message]]] = {}
+        for queue, messages in runs:
+            by_queue.setdefault(queue, []).append(messages)
+        for queue, parts in by_queue.items():
+            load = Load(hands.engine, queue, sum(map(len, parts)))
+            for messages in parts if load.looks else []:
+                for at in range(0, len(messages), AT_ONCE):
+                    load.add(messages, at, min(at + AT_ONCE, len(messages)))
+                    await hands.breathe()
+            load.check()
 
     async def _letters(self, repairs: Sequence[Repair]) -> list[Mending]:
         """The letters that are there, with what is to take their place."""

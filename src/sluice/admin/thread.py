@@ -23,8 +23,8 @@ import uvloop
 from sluice.access.identity import Keyring
 from sluice.admin.desk import Desk
 from sluice.admin.rest.app import MAX_BODY, RestDoor, make_app
-from sluice.admin.rest.bulk import CONNECTION, BulkDoor
-from sluice.admin.rest.line import IDLE_SECONDS, Line
+from sluice.admin.rest.bulk import BulkDoor
+from sluice.admin.rest.line import CONNECTION, IDLE_SECONDS, Line
 from sluice.admin.rest.live import LiveFeed
 from sluice.broker.listener import ListenerError
 from sluice.cluster.directory import Directory

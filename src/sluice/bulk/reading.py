@@ -368,11 +368,28 @@ class Reading:
         self._workshop.finish(self._worker)
 
 
+class Seats:
+    """For those who read at a time where there are no workers; who finds none is refused."""
+
+    def __init__(self, count: int = MOST_READERS) -> None:
+        self._count = count
+        self._taken = 0
+
+    def take(self) -> None:
+        if self._taken >= self._count:
+            raise TooManyReaders(self._count)
+        self._taken += 1
+
+    def leave(self) -> None:
+        self._taken -= 1
+
+
 class LocalReading:
     """Ranges of a store without files, one after the other: the broker reads the records, and they are built here, in a
     thread."""
 
-    def __init__(self, pace: Pace, wanted: Wanted, slices: NextSlice) -> None:
+    def __init__(self, seats: Seats, pace: Pace, wanted: Wanted, slices: NextSlice) -> None:
+        self._seats = seats
         self._pace = pace
         self._wanted = wanted
         self._slices = slices
@@ -381,9 +398,14 @@ class LocalReading:
         self._first: list[bytes] = []
 
     async def open(self, connection: int = -1) -> None:
-        for feed in self._feeds[1:]:
-            await self._slices(feed.part, feed.at, 1, 1)  # one that cannot be read is refused now
-        self._first = [await self._next()]
+        self._seats.take()
+        try:
+            for feed in self._feeds[1:]:
+                await self._slices(feed.part, feed.at, 1, 1)  # one that cannot be read is refused now
+            self._first = [await self._next()]
+        except BaseException:
+            self._seats.leave()
+            raise
 
     async def _next(self) -> bytes:
         """The bytes of the next batch or more; none at the end."""
@@ -437,4 +459,4 @@ class LocalReading:
         yield END
 
     async def close(self) -> None:
-        pass
+        self._seats.leave()

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from sluice.bulk.stages import Stage
-from sluice.errors import InvalidBatch, InvalidPayload, MessageTooLarge
+from sluice.bulk.unpacked import size_of_batch
+from sluice.errors import BatchTooLarge, InvalidBatch, InvalidPayload, MessageTooLarge
 from sluice.message import Message
 from sluice.notation import parse_duration
 
@@ -29,6 +30,7 @@ KEYED: Final = b"\x26\x00\x0dpartition-key"  # how the user property of a key be
 # ask it again. There are columns for it (key, delay, message_id). A priority is of the message, and goes along with it.
 ASKED_ONCE: Final = ("partition-key", "delay", "deliver-at", "message-id")
 PRIORITY: Final = "priority"
+PRIORITIES: Final = frozenset(b"%d" % level for level in range(10))
 _OWN: Final = {"content-type": 0x03, "response-topic": 0x08, "correlation-data": 0x09}
 
 
@@ -49,42 +51,72 @@ class Target(Protocol):
     def max_message_size(self) -> int: ...
     @property
     def fault_of_payload(self) -> Callable[[bytes], str] | None: ...
+    @property
+    def has_priorities(self) -> bool: ...
+
+
+def _source(stage: Stage) -> Any:
+    import pyarrow as pa
+
+    return pa.BufferReader(stage.data) if stage.path is None else pa.memory_map(str(stage.path))
 
 
 def _open(stage: Stage) -> Any:
     import pyarrow as pa
 
-    source = pa.BufferReader(stage.data) if stage.path is None else pa.memory_map(str(stage.path))
-    return pa.ipc.open_stream(source)
+    return pa.ipc.open_stream(_source(stage))
 
 
 def _wrong(stage: Stage, what: str, do: str) -> InvalidBatch:
     return InvalidBatch(f"batch {stage.batch} of {stage.app!r} cannot be used: {what}", do)
 
 
-def look_through(stage: Stage) -> int:
-    """Whether a stage can be read at all, and by whom its columns are meant; how many rows it has."""
+def look_through(stage: Stage, most_bytes: int) -> tuple[int, int]:
+    """Whether a stage can be read at all, and by whom its columns are meant; how many rows it has, and how many bytes
+    they are when they are unpacked. More than `most_bytes` are refused before they are."""
     import pyarrow as pa
 
     rows = 0
     try:
+        size = _unpacked(stage, most_bytes)
         stream = _open(stage)
         _check_schema(stage, stream.schema)
         for batch in stream:
             batch.validate(full=True)
-            values = batch.column("value")
-            if values.null_count:
-                row = rows + values.is_null().to_pylist().index(True)
+            null = _first_null(batch.column("value"))
+            if null >= 0:
                 raise _wrong(
                     stage,
-                    f"value is null in row {row} of a stage",
+                    f"value is null in row {rows + null} of a stage",
                     "Leave such rows out, or say what is meant: coalesce(value, ...); cast('' AS binary) is an empty"
                     " payload, which ends its key in a compacted queue",
                 )
             rows += batch.num_rows
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, ValueError, KeyError) as fault:
         raise _wrong(stage, f"the body is no Arrow stream ({fault})", "Send an Arrow IPC stream") from None
-    return rows
+    return rows, size
+
+
+def _unpacked(stage: Stage, most_bytes: int) -> int:
+    import pyarrow as pa
+
+    size = 0
+    for message in pa.ipc.MessageReader.open_stream(_source(stage)):
+        if message.type == "record batch":
+            size += size_of_batch(message)
+            if size > most_bytes:
+                raise BatchTooLarge(stage.app, stage.batch, size, most_bytes, is_unpacked=True)
+    return size
+
+
+def _first_null(values: Any) -> int:
+    """Of a column; -1: none is. One of no type says how many they are, and needs no byte for any of them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not values.null_count:
+        return -1
+    return 0 if pa.types.is_null(values.type) else int(pc.index(values.is_null(), True).as_py())
 
 
 def _check_schema(stage: Stage, schema: pa.Schema) -> None:
@@ -160,7 +192,11 @@ def messages_of(
             letters = batch.column("letter").to_pylist() if "letter" in batch.schema.names else None
             for nth, queue, message in maker.of_batch(batch):
                 if letters is not None and letters[nth]:
-                    repairs.append(Repair(queue, message, *_place(stage, _bytes(letters[nth]).decode())))
+                    repairs.append(
+                        Repair(
+                            queue, message, *_place(stage, _bytes(letters[nth]).decode("utf-8", "replace"))
+                        )
+                    )
                     continue
                 if not runs or runs[-1][0] != queue:
                     run: list[Message] = []
@@ -172,13 +208,18 @@ def messages_of(
 def _place(stage: Stage, letter: str) -> tuple[str, int, int]:
     queue, _, place = letter.rpartition("/")
     queue, _, partition = queue.rpartition("/")
-    if not queue or not partition.isdecimal() or not place.isdecimal():
+    if not queue or not _is_number(partition) or not _is_number(place):
         raise _wrong(
             stage,
             f"{letter[:200]!r} is no dead letter",
             "Say where it lies: QUEUE/PARTITION/SEQUENCE, such as dlq/tasks/image/0/120",
         )
     return queue.removeprefix("$queue/"), int(partition), int(place)
+
+
+def _is_number(text: str) -> bool:
+    """One that 64 bits can hold."""
+    return text.isascii() and text.isdecimal() and len(text) <= 18
 
 
 class _Maker:
@@ -227,7 +268,8 @@ class _Maker:
             message = Message(payload)
             wishes: dict[str, bytes] = {}
             if headers is not None and headers[nth]:
-                message.props = self._properties(headers[nth], wishes)
+                is_told = priorities is not None and priorities[nth] is not None
+                message.props = self._properties(headers[nth], wishes, is_told, target.has_priorities)
             for name, column in (
                 ("partition-key", keys),
                 ("delay", delays),
@@ -244,21 +286,25 @@ class _Maker:
     def _refuse(self, what: str, do: str) -> InvalidBatch:
         return _wrong(self._stage, f"row {self._row} of stage {self._stage.name}: {what}", do)
 
-    def _properties(self, pairs: Any, wishes: dict[str, bytes]) -> bytes:
-        """Headers as the encoded properties of a PUBLISH. They ask nothing of the queue but a priority: into
-        `wishes`."""
+    def _properties(self, pairs: Any, wishes: dict[str, bytes], is_told: bool, has_priorities: bool) -> bytes:
+        """Headers as the encoded properties of a PUBLISH. They ask nothing of the queue but a priority, into `wishes`;
+        nor that if the column has told one (`is_told`), and what is none by its value or in this queue is a property
+        like any other: nobody has asked for it here. Of what a PUBLISH can have once, the last one counts."""
+        own: dict[int, bytes] = {}
         parts: list[bytes] = []
         for name, value in pairs:
             text = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
             data = _bytes(value)
-            own = _OWN.get(text)
-            if own is not None:
-                parts.append(self._own_property(own, text, data))
-            elif text == PRIORITY:
+            number = _OWN.get(text)
+            if number is not None:
+                own[number] = self._own_property(number, text, data)
+            elif text == PRIORITY and is_told:
+                continue
+            elif text == PRIORITY and has_priorities and data in PRIORITIES:
                 wishes[text] = data
             elif text not in ASKED_ONCE:
                 parts.append(self._pair(text.encode("utf-8", "replace"), data))
-        return b"".join(parts)
+        return b"".join((*own.values(), *parts))
 
     def _own_property(self, number: int, name: str, data: bytes) -> bytes:
         if number != 0x09:
@@ -302,7 +348,7 @@ class _Maker:
                 message.id = data
                 continue
             elif name == "priority":
-                if data not in (b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8", b"9"):
+                if data not in PRIORITIES:
                     raise self._refuse(f"priority is {data.decode(errors='replace')}", "Give 0 to 9")
                 message.priority = int(data)
             else:

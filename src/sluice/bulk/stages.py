@@ -32,6 +32,7 @@ class Stage:
         self.data = b""  # without a path
         self.rows = 0
         self.bytes = 0
+        self.unpacked = 0  # bytes, if it is compressed
         self.since = 0.0
         self.is_whole = False
         self.is_dropped = False
@@ -64,10 +65,11 @@ class Upload:
         except OSError as fault:  # what was still in the buffer
             raise StageUnwritable(fault) from fault
 
-    def finish(self, rows: int) -> Stage:
+    def finish(self, rows: int, unpacked: int) -> Stage:
         """It is whole, and was looked through."""
         self._stages.check(self.stage, 0)
         self.stage.rows = rows
+        self.stage.unpacked = unpacked
         self.stage.is_whole = True
         return self.stage
 
@@ -79,7 +81,7 @@ class Upload:
 
 class Stages:
     """`data` is the directory of the store, None for one in memory. `max_batch_bytes` bounds what one commit may bring,
-    `max_bytes` all stages together, `seconds` how long one waits."""
+    as it comes and unpacked, `max_bytes` all stages together, `seconds` how long one waits."""
 
     def __init__(
         self,
@@ -137,8 +139,9 @@ class Stages:
                 raise StaleBatch(app, batch, f"stage {name!r} is not there")
             found.append(stage)
         size = sum(stage.bytes for stage in found)
-        if size > self.max_batch_bytes:
-            raise BatchTooLarge(app, batch, size, self.max_batch_bytes)
+        unpacked = sum(stage.unpacked for stage in found)
+        if max(size, unpacked) > self.max_batch_bytes:
+            raise BatchTooLarge(app, batch, max(size, unpacked), self.max_batch_bytes, unpacked > size)
         return found
 
     def drop(self, app: str, batch: int) -> int:

@@ -31,13 +31,22 @@ class CellState:
 
 
 class Directory:
-    """`me` is the id of this node now, empty while it is not in the cluster."""
+    """`me` is the id of this node now, empty while it is not in the cluster; `opened` the cells that are open here: of
+    those that it holds, some may still be on their way."""
 
-    def __init__(self, name: str, cells: int, coordinator: Coordinator, me: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        cells: int,
+        coordinator: Coordinator,
+        me: Callable[[], str],
+        opened: Callable[[], list[int]],
+    ) -> None:
         self.name = name
         self.cells = cells
         self._coordinator = coordinator
         self._me = me
+        self._opened = opened
 
     @property
     def me(self) -> str:
@@ -48,6 +57,9 @@ class Directory:
         """Empty while this node is not in the cluster."""
         found = self._coordinator.nodes.get(self.me)
         return found.name if found is not None else ""
+
+    def opened(self) -> set[int]:
+        return set(self._opened())
 
     def nodes(self) -> dict[str, NodeInfo]:
         return dict(self._coordinator.nodes)

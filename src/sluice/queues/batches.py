@@ -3,7 +3,8 @@
 A batch of messages comes from an application that numbers its batches. Its messages and a note of its number go into
 one frame, so a crash leaves all of it or nothing, and a batch that is sent again is known and not stored again. What is
 remembered of an application is the number of its last batch; applications that have sent nothing for a month are
-forgotten. Everything here is done in portions: whoever calls gives others their turn in between.
+forgotten, and those of one batch after a day. Everything here is done in portions: whoever calls gives others their
+turn in between.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from typing import TYPE_CHECKING, Final
 from librt.strings import BytesWriter, write_i32_le, write_i64_le
 from mypy_extensions import i32, i64
 
-from sluice.errors import QueueFull
+from sluice.errors import PartitionFull, QueueFull
 from sluice.message import Message
 from sluice.queues import dead_letters, removal
 from sluice.queues.block import GONE
 from sluice.queues.journal import ACKED, BATCH, Note, NoteWriter
+from sluice.queues.keys import mark_of, place_of
 from sluice.queues.partition import Partition
 from sluice.queues.rules import DEAD_LETTER, DROP_OLDEST
 
@@ -27,6 +29,14 @@ if TYPE_CHECKING:
     from sluice.queues.queue import Queue
 
 FORGET_SECONDS: Final = 30 * 86_400.0
+# An application that calls itself so sends one batch and does not come again: its fence is for who says it twice.
+ONCE: Final = "once/"
+FORGET_ONCE_SECONDS: Final = 86_400.0
+
+# What will be of a key when a batch is in its queue: nothing, the value that is there, or one of the batch.
+ABSENT: Final = 0
+THERE: Final = 1
+WRITTEN: Final = 2
 
 
 # ---- reading
@@ -116,7 +126,7 @@ class Batches:
         self._fences[app] = Fence(batch, rows, at)
 
     def forget_old(self, now: float) -> None:
-        old = [app for app, fence in self._fences.items() if now - fence.at > FORGET_SECONDS]
+        old = [app for app, fence in self._fences.items() if now - fence.at > _lifetime(app)]
         for app in old:
             del self._fences[app]
 
@@ -138,6 +148,10 @@ class Batches:
             self.load(note)
 
 
+def _lifetime(app: str) -> float:
+    return FORGET_ONCE_SECONDS if app.startswith(ONCE) else FORGET_SECONDS
+
+
 def _write(out: NoteWriter, app: str, fence: Fence) -> None:
     out.text(app)
     out.number(fence.batch)
@@ -145,15 +159,89 @@ def _write(out: NoteWriter, app: str, fence: Fence) -> None:
     out.real(fence.at)
 
 
-def check_room(queue: Queue, count: i64) -> None:
-    """Refuse a batch that a queue has no room for and no way to make some. Nothing is refused once it has begun."""
-    rules = queue.rules
-    if rules.overflow == DEAD_LETTER and rules.dlq_enabled:
-        return
-    room = rules.max_depth if rules.overflow == DROP_OLDEST else max(0, rules.max_depth - queue.depth)
-    if count > room:
-        queue.refused += 1
-        raise QueueFull(queue.name, int(queue.depth), rules.compacted, int(room), int(count))
+class Load:
+    """What a batch of `count` messages brings to a queue: a batch is refused as a whole or not at all, so what it needs
+    is counted before the first of it is appended. Of a compacted queue only keys that are not there need room."""
+
+    def __init__(self, engine: Engine, queue: Queue, count: i64) -> None:
+        rules = queue.rules
+        self._engine: Engine = engine
+        self._queue: Queue = queue
+        self._brings: i64 = count
+        self._buries: bool = rules.overflow == DEAD_LETTER and rules.dlq_enabled
+        self._room: i64 = (
+            rules.max_depth if rules.overflow == DROP_OLDEST else max(0, rules.max_depth - queue.depth)
+        )
+        # Whether the messages must be looked at, by `add`; else their number says it all.
+        self.looks: bool = not self._buries and (
+            count > self._room if rules.compacted else engine.max_length > 0
+        )
+        self._keys: dict[int, int] = {}  # by their marks: what will be there of them, see below
+        self._more: i64 = 0  # keys by which the queue has grown by then,
+        self._most: i64 = 0  # the most of them,
+        self._written: i64 = 0  # and those whose value is of this batch
+        self._by_partition: list[int] = [0] * len(queue.partitions)
+        self._keyless: i64 = 0
+
+    def add(self, messages: list[Message], start: i64, end: i64) -> None:
+        compacted = self._queue.rules.compacted
+        nth = start
+        while nth < end:
+            message = messages[nth]
+            nth += 1
+            if compacted:
+                self._add_key(message)
+                continue
+            key = self._engine.key_hash(self._queue, message.key)
+            if key:
+                self._by_partition[key % len(self._by_partition)] += 1
+            else:
+                self._keyless += 1
+
+    def _add_key(self, message: Message) -> None:
+        mark = int(mark_of(message.key))
+        was = self._keys.get(mark, -1)
+        if was < 0:
+            was = ABSENT if place_of(self._engine, self._queue, message.key) is None else THERE
+        will_be = WRITTEN
+        if not message.payload:
+            # Groups hear of the end of a key, and its place is taken until they have.
+            will_be = was if self._queue.groups else ABSENT
+        self._more += (will_be != ABSENT) - (was != ABSENT)
+        self._most = max(self._most, self._more)
+        self._written += (will_be == WRITTEN) - (was == WRITTEN)
+        self._keys[mark] = will_be
+
+    def check(self) -> None:
+        """Refuse what there is no room for, and no way to make some."""
+        if self._buries:
+            return
+        queue = self._queue
+        if self.looks and queue.rules.compacted:
+            self._brings = self._written if queue.rules.overflow == DROP_OLDEST else self._most
+        if self._brings > self._room:
+            queue.refused += 1
+            raise QueueFull(
+                queue.name, int(queue.depth), queue.rules.compacted, int(self._room), int(self._brings)
+            )
+        if self.looks and not queue.rules.compacted:
+            self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        """The same of partitions, where those may not be longer than `engine.max_length`."""
+        queue = self._queue
+        count: i64 = len(self._by_partition)
+        each: i64 = (self._keyless + count - 1) // count
+        for partition in queue.partitions:
+            if partition.number >= count:
+                continue  # there were fewer when it was begun
+            brings: i64 = self._by_partition[partition.number] + each
+            room = removal.room_within(partition, self._engine.max_length, brings)
+            if brings > room:
+                queue.refused += 1
+                raise PartitionFull(
+                    queue.name, int(partition.number), int(self._engine.max_length), int(room), int(brings)
+                )
 
 
 def append_some(engine: Engine, queue: Queue, messages: list[Message], start: i64, end: i64) -> i64:
@@ -167,18 +255,30 @@ def append_some(engine: Engine, queue: Queue, messages: list[Message], start: i6
         if message.id and queue.seen(message.id, engine.now):
             queue.duplicates += 1
             continue
-        is_taken = True
-        if queue.depth >= queue.rules.max_depth:
-            if queue.rules.overflow == DROP_OLDEST:
-                removal.drop_oldest(engine, queue)
-            elif queue.rules.overflow == DEAD_LETTER:
-                is_taken = not dead_letters.bury_unborn(engine, queue, message, "overflow")
-        if is_taken:
-            engine.put(queue, message)
+        if _has_room(engine, queue, message) and _put(engine, queue, message):
             taken += 1
         if message.id:
             queue.remember(message.id, engine.now)
     return taken
+
+
+def _has_room(engine: Engine, queue: Queue, message: Message) -> bool:
+    """False: it went to the dead letters. See `removal.make_room`; but nothing is refused here."""
+    rules = queue.rules
+    if queue.depth < rules.max_depth or (rules.compacted and not removal.adds_key(engine, queue, message)):
+        return True
+    if rules.overflow == DROP_OLDEST:
+        removal.drop_oldest(engine, queue)
+    elif rules.overflow == DEAD_LETTER:
+        return not dead_letters.bury_unborn(engine, queue, message, "overflow")
+    return True
+
+
+def _put(engine: Engine, queue: Queue, message: Message) -> bool:
+    if engine.max_length and not queue.rules.compacted:
+        return removal.append_within(engine, queue, message, True)
+    engine.put(queue, message)
+    return True
 
 
 def note_batch(engine: Engine, app: str, batch: i64, rows: i64) -> None:

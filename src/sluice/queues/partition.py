@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from librt.vecs import append
 from mypy_extensions import i16, i64
 
-from sluice.message import PRIORITY_BITS, Message
+from sluice.message import DELAYED, PRIORITY_BITS, Message
 from sluice.queues.block import BLOCK, BLOCK_BITS, GONE, Block, pack_of
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Partition:
         self.next: i64 = 0  # the sequence of the next message
         self.committed: i64 = 0  # messages below this are durable, and may be delivered
         self.restored: i64 = 0  # those below this were there when the store was opened
+        self.undated: i64 = 0  # of those below this that have a delay, only the body tells when they came
         self.live: i64 = 0
         self.cursors: list[Cursor] = []
         self.young: dict[object, Message] = {}  # bodies that need no read, by sequence
@@ -358,16 +359,42 @@ class Partition:
         return found
 
     def first_since(self, time: i64) -> i64:
-        """The first message of `time` (in milliseconds) or later; `next` when there is none."""
+        """The first message that may have come at `time` (in milliseconds) or later; `next` when there is none. They
+        came in the order of their sequences, so those of which it is not known came between their neighbours."""
+        found = self.first_dated_since(time)
+        blocks = self.all_blocks()
+        nth: i64 = i64(len(blocks)) - 1
+        while nth >= 0:
+            block = blocks[nth]
+            nth -= 1
+            at: i64 = i64(len(block.address)) - 1 if block.live and block.base < found else -1
+            while at >= 0:
+                if block.address[at] != GONE and block.seq(at) < found:
+                    if self._is_dated(block, at):
+                        return found
+                    found = block.seq(at)
+                at -= 1
+        return found
+
+    def first_dated_since(self, time: i64) -> i64:
+        """The first one that is known to have."""
         for blocks in (self._packs, self._blocks):
             for block in blocks:
                 if block.live and block.latest >= time:
                     at: i64 = 0
                     while at < len(block.address):
-                        if block.address[at] != GONE and block.time + i64(block.age[at]) >= time:
+                        if (
+                            block.address[at] != GONE
+                            and block.time + i64(block.age[at]) >= time
+                            and self._is_dated(block, at)
+                        ):
                             return block.seq(at)
                         at += 1
         return self.next
+
+    def _is_dated(self, block: Block, at: i64) -> bool:
+        """Whether it is known when a message came: an index says of a delayed one when it is due instead."""
+        return i64(block.flags[at]) & DELAYED == 0 or block.seq(at) >= self.undated
 
     # ---- blocks in which something is due
 

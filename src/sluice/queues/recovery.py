@@ -141,6 +141,7 @@ class EngineLoader:
         self._engine.warnings += self._engine.exclusive.end_rows()
         for queue in self._engine.queues.values():
             for partition in queue.partitions:
+                partition.undated = partition.next
                 self._count_waiting(partition)
             for group in queue.groups.values():
                 for cursor in group.cursors:

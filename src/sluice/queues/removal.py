@@ -165,10 +165,15 @@ def purge_some(engine: Engine, partition: Partition, start: i64, end: i64, most:
 # ---- full
 
 
+def adds_key(engine: Engine, queue: Queue, message: Message) -> bool:
+    """Whether a compacted queue gets longer by it: else it takes the place of another, or ends a key."""
+    return bool(message.payload) and place_of(engine, queue, message.key) is None
+
+
 def make_room(engine: Engine, queue: Queue, message: Message) -> bool:
     """A full queue: whether there is room now, by its own policy. False: the message went to the dead letters."""
-    if queue.rules.compacted and place_of(engine, queue, message.key) is not None:
-        return True  # it takes the place of another
+    if queue.rules.compacted and not adds_key(engine, queue, message):
+        return True
     policy = queue.rules.overflow
     if policy == DROP_OLDEST:
         if drop_oldest(engine, queue):
@@ -179,28 +184,53 @@ def make_room(engine: Engine, queue: Queue, message: Message) -> bool:
     raise QueueFull(queue.name, int(queue.depth), queue.rules.compacted)
 
 
-def append_within(engine: Engine, queue: Queue, message: Message) -> None:
-    """Append where a partition may not be longer than `engine.max_length`, settled messages between living ones
-    counted in. What is only kept for its retention goes first; for what somebody waits for, the queue's own policy
-    counts."""
+def append_within(engine: Engine, queue: Queue, message: Message, has_begun: bool = False) -> bool:
+    """Append where a partition may not be longer than `engine.max_length`. False: it went to the dead letters.
+    `has_begun`: it is of a batch that cannot be refused any more; where nothing gives way the partition gets longer."""
     key = engine.key_hash(queue, message.key)
     partition = queue.place(key)
-    seq = partition.first_live(0)
-    while partition.next - seq >= engine.max_length:
-        if partition.left(seq) <= 0 and not waits_for_nobody(partition):
-            engine.journal.add_removed(partition, seq)
-            let_go_of(engine, partition, seq)
-        elif queue.rules.overflow == DROP_OLDEST and dead_letters.is_idle(partition, seq):
-            remove_for_all(engine, partition, seq, PURGED)
-        elif queue.rules.overflow == DEAD_LETTER and dead_letters.bury_unborn(
+    if not _shorten(engine, partition):
+        if queue.rules.overflow == DEAD_LETTER and dead_letters.bury_unborn(
             engine, queue, message, "overflow"
         ):
-            return
-        else:
+            return False
+        if not has_begun:
             queue.refused += 1
             raise PartitionFull(queue.name, int(partition.number), int(engine.max_length))
-        seq = partition.first_live(seq + 1)
     engine.append_to(partition, message, key, 0)
+    return True
+
+
+def _shorten(engine: Engine, partition: Partition) -> bool:
+    """Let a partition be shorter than it may be, settled messages between living ones counted in; whether it is. What
+    is only kept for its retention goes first; for what somebody waits for, the queue's own policy counts."""
+    seq = partition.first_live(0)
+    while partition.next - seq >= engine.max_length:
+        if _is_only_kept(partition, seq):
+            engine.journal.add_removed(partition, seq)
+            let_go_of(engine, partition, seq)
+        elif partition.queue.rules.overflow == DROP_OLDEST and dead_letters.is_idle(partition, seq):
+            remove_for_all(engine, partition, seq, PURGED)
+        else:
+            return False
+        seq = partition.first_live(seq + 1)
+    return True
+
+
+def room_within(partition: Partition, length: i64, enough: i64) -> i64:
+    """How many messages `_shorten` makes room for, one after the other; it is not asked about more than `enough`."""
+    if partition.queue.rules.overflow == DROP_OLDEST:
+        return length
+    seq = partition.first_live(0)
+    while length - (partition.next - seq) < enough and seq < partition.next:
+        if not _is_only_kept(partition, seq):
+            break
+        seq = partition.first_live(seq + 1)
+    return max(0, length - (partition.next - seq))
+
+
+def _is_only_kept(partition: Partition, seq: i64) -> bool:
+    return partition.left(seq) <= 0 and not waits_for_nobody(partition)
 
 
 def drop_oldest(engine: Engine, queue: Queue) -> bool:

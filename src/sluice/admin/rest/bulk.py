@@ -20,8 +20,11 @@ from starlette.types import Receive, Scope, Send
 from sluice.access.identity import Role
 from sluice.admin import bulk
 from sluice.admin.rest.asking import ask, needs, queues_are_on
+from sluice.admin.rest.gate import until_gone
+from sluice.admin.rest.line import CONNECTION, cut_off
 from sluice.admin.rest.refusals import BodyTooSlow, InvalidRequest, NotArrow, Stopping, answers
-from sluice.admin.rest.relay import Relay, share_of
+from sluice.admin.rest.relay import Relay
+from sluice.admin.rest.shares import share_of
 from sluice.admin.rest.values import (
     TIME_PATTERN,
     GroupName,
@@ -33,7 +36,7 @@ from sluice.admin.rest.values import (
 )
 from sluice.bulk import arrow, rows
 from sluice.bulk.pace import Pace
-from sluice.bulk.reading import LocalReading, Part, Reading, Wanted, Workshop
+from sluice.bulk.reading import LocalReading, Part, Reading, Seats, Wanted, Workshop
 from sluice.bulk.stages import Stages, Upload
 from sluice.clock import steady_time
 from sluice.errors import NoArrow, QueueMadeAgain, SluiceError
@@ -41,7 +44,6 @@ from sluice.errors import NoArrow, QueueMadeAgain, SluiceError
 router = APIRouter(prefix="/api/v1/bulk", dependencies=[Depends(queues_are_on)], tags=["bulk"])
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
-CONNECTION: Final = "sluice.connection"  # where the server leaves the connection of a request
 LONGEST_WAIT: Final = 300
 COMMIT_SECONDS: Final = 300.0
 PIECE_SECONDS: Final = 30.0  # what a sender may be silent in the middle of a body
@@ -61,6 +63,7 @@ class BulkDoor:
         stage_seconds: float = 3600.0,
     ) -> None:
         self.pace = Pace()
+        self.seats = Seats()
         self.workshop = None if data is None else Workshop(str(data), self.pace)
         self.stages = Stages(data, max_batch_bytes, max_stage_bytes, stage_seconds)
         self.closing = asyncio.Event()
@@ -294,7 +297,7 @@ async def offsets(request: Request, name: QueueName, query: Annotated[OffsetsQue
         ask(request, lambda service: service.bulk.offsets(name, query.after, query.wait), query.wait + 30.0)
     )
     closing = asyncio.create_task(door_of(request).closing.wait())
-    gone = asyncio.create_task(_until_gone(request.receive))
+    gone = asyncio.create_task(until_gone(request.receive))
     try:
         await asyncio.wait([asking, closing, gone], return_when=asyncio.FIRST_COMPLETED)
         if not asking.done():
@@ -314,11 +317,6 @@ async def offsets(request: Request, name: QueueName, query: Annotated[OffsetsQue
             for one in found.partitions
         ],
     )
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 @router.get("/queues/{name}/offsets/at", response_model=Floors, responses=answers(404, 409))
@@ -341,7 +339,7 @@ class ArrowStream(Response):
         self._direct = direct
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.create_task(_until_gone(receive))
+        gone = asyncio.create_task(until_gone(receive))
         sending = asyncio.create_task(self._send(send))
         try:
             await asyncio.wait([gone, sending], return_when=asyncio.FIRST_COMPLETED)
@@ -350,7 +348,7 @@ class ArrowStream(Response):
                 if fault is not None:
                     if not isinstance(fault, SluiceError):
                         raise fault
-                    await self._cut_off()
+                    await cut_off(self._connection)
         finally:
             for task in (gone, sending):
                 task.cancel()
@@ -368,12 +366,6 @@ class ArrowStream(Response):
         async for chunk in self._reading.chunks():
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _cut_off(self) -> None:
-        if self._connection is not None:
-            self._connection.transport.abort()
-            while not self._connection.cycle.disconnected:  # noqa: ASYNC110 the server would call it our fault
-                await asyncio.sleep(0.001)
 
 
 def plain_connection(connection: Any) -> int:
@@ -452,7 +444,7 @@ async def _stream_of(request: Request, name: str, parts: list[Part], query: HowQ
     wanted = Wanted(found.queue, tuple(parts), names)
     connection = request.scope.get(CONNECTION)
     if door.workshop is None:
-        reading: Reading | LocalReading = LocalReading(door.pace, wanted, slices)
+        reading: Reading | LocalReading = LocalReading(door.seats, door.pace, wanted, slices)
         await reading.open()
         return ArrowStream(reading, connection, False)
     reading = Reading(door.workshop, wanted, slices)
@@ -515,8 +507,8 @@ async def stage(
         try:
             await _receive(request, upload)
             upload.end()
-            count = await asyncio.to_thread(rows.look_through, upload.stage)
-            done = upload.finish(count)
+            count, unpacked = await asyncio.to_thread(rows.look_through, upload.stage, stages.max_batch_bytes)
+            done = upload.finish(count, unpacked)
         except BaseException:
             upload.abandon()
             raise
@@ -549,7 +541,7 @@ async def commit(request: Request, app: AppName, batch: BatchNumber, told: Commi
     than the last one of its application was committed before: it is answered, and not stored again."""
     stages = door_of(request).stages
     share = share_of(request)
-    last = None if share else await ask(request, lambda service: service.bulk.last_batch(app))
+    last = None if share else await ask(request, lambda service: service.bulk.last_batch(app), COMMIT_SECONDS)
     if last is not None and batch <= last:
         answer = await ask(
             request, lambda service: service.bulk.commit(bulk.Batch(app, batch, 0)), COMMIT_SECONDS
@@ -571,7 +563,7 @@ async def commit(request: Request, app: AppName, batch: BatchNumber, told: Commi
             names = share or await asyncio.to_thread(rows.queues_of, found)
             relay: Relay | None = request.app.state.relay
             if relay is not None and not share:
-                far = await relay.commit_elsewhere(
+                far = await relay.shares.commit_elsewhere(
                     request.scope["headers"], app, batch, found, names, told.to_all
                 )
                 names = [name for name in names if name not in far]
@@ -597,4 +589,4 @@ async def abort(request: Request, app: AppName, batch: BatchNumber) -> Dropped:
 @router.get("/stages/{app}", response_model=LastBatch, responses=answers(409))
 async def last_batch(request: Request, app: AppName) -> LastBatch:
     """The last batch of an application that was committed."""
-    return LastBatch(last=await ask(request, lambda service: service.bulk.last_batch(app)))
+    return LastBatch(last=await ask(request, lambda service: service.bulk.last_batch(app), COMMIT_SECONDS))

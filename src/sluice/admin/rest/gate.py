@@ -188,6 +188,12 @@ def replay(body: bytes, receive: Receive) -> Receive:
     return again
 
 
+async def until_gone(receive: Receive) -> None:
+    """Of one whose body was read: return when he has hung up."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 def _with_headers(send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -7,10 +7,11 @@ must cost neither a place among the connections for ever nor memory without end.
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+CONNECTION: Final = "sluice.connection"  # where the scope of a request has its connection
 HEAD_SECONDS: Final = (
     10.0  # from the opening of a connection, or from the first byte behind an answer, to a whole head
 )
@@ -72,3 +73,11 @@ class Line(HttpToolsProtocol):
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
+
+
+async def cut_off(connection: Any) -> None:
+    """End an answer that has begun and cannot be finished, so that nobody takes a part for the whole."""
+    if connection is not None:
+        connection.transport.abort()
+        while not connection.cycle.disconnected:  # noqa: ASYNC110 the server would call it our fault
+            await asyncio.sleep(0.001)

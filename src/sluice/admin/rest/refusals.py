@@ -115,6 +115,15 @@ class Busy(SluiceError):
     """Too much at once, or the broker's loop did not answer in time."""
 
 
+class FarRefusal(SluiceError):
+    """What another node refuses, as it says it."""
+
+    def __init__(self, status: int, code: str, what: str, do: str) -> None:
+        super().__init__(what, do)
+        self.status = status
+        self.code = code
+
+
 class Stopping(SluiceError):
     def __init__(self) -> None:
         super().__init__("the server is stopping", "Try again when it is back")
@@ -206,10 +215,14 @@ def answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def status_of(refusal: SluiceError) -> int:
+    if isinstance(refusal, FarRefusal):
+        return refusal.status
     return next(status for kind, status in STATUS if isinstance(refusal, kind))
 
 
 def code_of(refusal: SluiceError) -> str:
+    if isinstance(refusal, FarRefusal):
+        return refusal.code
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(refusal).__name__).lower()
 
 

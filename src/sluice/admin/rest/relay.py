@@ -14,32 +14,33 @@ import ssl
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import parse_qs, quote, unquote
+from urllib.parse import parse_qs, unquote
 
 import httpx
 from starlette.datastructures import Headers
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sluice.admin.rest.gate import replay
+from sluice.admin.rest.gate import replay, until_gone
+from sluice.admin.rest.line import CONNECTION, cut_off
 from sluice.admin.rest.refusals import Busy, answer_refusal
+from sluice.admin.rest.shares import BULK_TIMEOUT, PASSED, Shares
 from sluice.admin.rest.values import plain_name
-from sluice.bulk.stages import Stage
 from sluice.cluster.coordinator import NodeInfo
 from sluice.cluster.directory import Directory
 
 log = logging.getLogger(__name__)
 
-PASSED: Final = "x-sluice-passed-on"  # by another node: answer it, or say that you cannot
-SHARE: Final = "x-sluice-share"  # of a batch: only what is for these queues, a list in JSON
 ALONE: Final = "x-sluice-alone"  # tell what you have yourself, without the other nodes
-MISSING: Final = b"x-sluice-missing"  # in an answer: nodes that a list is without
-ARROW: Final = "application/vnd.apache.arrow.stream"
+CELLS: Final = "x-sluice-cells"  # in the answer to that: the cells of which you have told all
+MISSING: Final = (
+    b"x-sluice-missing"  # in an answer: nodes that a list is without, and how many cells nobody has open
+)
 API: Final = "/api/v1/"
 PATIENCE_SECONDS: Final = 5.0  # for a cell that moves
 PAUSE_SECONDS: Final = 0.1
 GATHER_SECONDS: Final = 5.0
 LIMIT: Final = 1000
+TIMEOUT: Final = httpx.Timeout(60.0, connect=1.0)
 
 _HOP: Final = frozenset(
     b"connection keep-alive transfer-encoding te trailer upgrade proxy-authorization content-length host origin "
@@ -53,12 +54,13 @@ class Gathered:
 
     order: str = ""
     inside: str = ""  # the list is in this field of an object
+    in_cells: bool = True  # its parts lie in cells: who has none of a cell open knows nothing of it
 
 
 GATHERED: Final = {
     "queues": Gathered("name"),
     "ecq": Gathered("client"),
-    "nodes": Gathered("name"),
+    "nodes": Gathered("name", in_cells=False),
     "verify": Gathered(),
 }
 
@@ -71,10 +73,11 @@ class Relay:
         self._scheme = "http" if tls is None else "https"
         self._client = httpx.AsyncClient(
             verify=tls if tls is not None else True,
-            timeout=httpx.Timeout(60.0, connect=1.0),
+            timeout=TIMEOUT,
             trust_env=False,
             limits=httpx.Limits(max_connections=256, max_keepalive_connections=32),
         )
+        self.shares = Shares(self._client, self._scheme, directory)
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -85,8 +88,13 @@ class Relay:
             return
         headers = Headers(scope=scope)
         gathered = self._gathered(scope)
-        if gathered is not None and ALONE not in headers:
-            await self._gather(scope, receive, send, gathered)
+        if gathered is not None:
+            if ALONE not in headers:
+                await self._gather(scope, receive, send, gathered)
+                return
+            mine, cells = await self._alone(scope, receive)
+            mine.headers.append((CELLS.encode(), " ".join(map(str, sorted(cells))).encode()))
+            await mine.replay(send)
             return
         cell, receive = await self._cell(scope, receive)
         if cell < 0 or PASSED in headers:
@@ -127,8 +135,11 @@ class Relay:
                     return
                 if owner.http:
                     try:
-                        content = _stream(receive) if streamed else body
-                        await self._pass_on(owner, scope, content, send)
+                        if scope["method"] == "GET":
+                            await self._pass_watched(owner, scope, receive, send)
+                        else:
+                            content = _stream(receive) if streamed else body
+                            await self._pass_on(owner, scope, content, send)
                         return
                     except httpx.ConnectError:
                         pass  # nothing was asked yet
@@ -146,6 +157,19 @@ class Relay:
         refusal = Busy(f"this part of the cluster cannot be reached: {what}", "Try again in a moment")
         await answer_refusal(refusal)(scope, receive, send)
 
+    async def _pass_watched(self, owner: NodeInfo, scope: Scope, receive: Receive, send: Send) -> None:
+        """A question whose answer nobody needs any more when its asker has gone: the owner hears of that too."""
+        passing = asyncio.create_task(self._pass_on(owner, scope, b"", send))
+        gone = asyncio.create_task(until_gone(receive))
+        try:
+            await asyncio.wait([passing, gone], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (passing, gone):
+                task.cancel()
+            await asyncio.wait([passing, gone])
+        if not passing.cancelled():
+            passing.result()
+
     async def _pass_on(
         self, owner: NodeInfo, scope: Scope, content: bytes | AsyncIterator[bytes], send: Send
     ) -> None:
@@ -157,6 +181,9 @@ class Relay:
             async for piece in answer.aiter_raw():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except httpx.HTTPError as fault:
+            log.warning("an answer was cut short", extra={"node": owner.name, "fault": str(fault)})
+            await cut_off(scope.get(CONNECTION))
         finally:
             await answer.aclose()
 
@@ -168,10 +195,8 @@ class Relay:
         url = f"{self._scheme}://{node.http}{(raw.split(b'?')[0] + query).decode('latin-1')}"
         kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _HOP]
         kept.append((mark.encode(), b"1"))
-        live = scope["path"] == f"{API}live"
-        timeout = httpx.Timeout(None, connect=1.0) if live else httpx.USE_CLIENT_DEFAULT
         return self._client.build_request(
-            scope["method"], url, headers=kept, content=content or None, timeout=timeout
+            scope["method"], url, headers=kept, content=content or None, timeout=_timeout(scope["path"])
         )
 
     # ---- all of them
@@ -184,29 +209,41 @@ class Relay:
             return Gathered(inside="queues")
         return GATHERED.get(levels[0]) if len(levels) == 1 else None
 
+    async def _alone(self, scope: Scope, receive: Receive) -> tuple[_Answer, set[int]]:
+        """What this node has, and the cells that were open here all the while: a list has all of those."""
+        mine = _Answer()
+        cells = self._directory.opened()
+        await self._app(scope, receive, mine.send)
+        return mine, cells & self._directory.opened()
+
     async def _gather(self, scope: Scope, receive: Receive, send: Send, how: Gathered) -> None:
         others = [node for node in self._directory.others() if node.http]
-        mine = _Answer()
         fetching = [asyncio.create_task(self._fetch(node, scope)) for node in others]
         try:
-            await self._app(scope, receive, mine.send)
+            mine, cells = await self._alone(scope, receive)
             if mine.status != 200:
                 await mine.replay(send)
                 return
             parts = [json.loads(mine.body)]
-            missing: list[str] = []
+            silent: list[NodeInfo] = []
             for node, found in zip(others, await asyncio.gather(*fetching)):
                 if found is None:
-                    missing.append(node.name)
+                    silent.append(node)
+                    cells |= self._claimed_by(node)
                 else:
-                    parts.append(found)
+                    parts.append(found.list)
+                    cells |= found.cells
         finally:
             for task in fetching:
                 task.cancel()
         limit = parse_qs(scope["query_string"].decode("latin-1")).get("limit", [str(LIMIT)])[0]
         whole = _joined(parts, how, int(limit))
+        lacking = self._directory.cells - len(cells) if how.in_cells else 0
+        missing = [node.name for node in silent]
         if scope["path"] == f"{API}verify":
             whole += [f"node {name} gave no answer" for name in missing]
+        if lacking:
+            missing.append("1 cell" if lacking == 1 else f"{lacking} cells")
         if missing:
             mine.headers.append((MISSING, ", ".join(missing).encode()))
         mine.body = json.dumps(whole, separators=(",", ":")).encode()
@@ -217,93 +254,33 @@ class Relay:
         scope = {"method": "GET", "path": path, "query_string": b"", "headers": headers}
         others = [node for node in self._directory.others() if node.http]
         found = await asyncio.gather(*(self._fetch(node, scope) for node in others))
-        return [one for part in found if part is not None for one in part]
+        return [one for part in found if part is not None for one in part.list]
 
-    # ---- batches
-
-    async def commit_elsewhere(
-        self,
-        headers: Sequence[tuple[bytes, bytes]],
-        app: str,
-        batch: int,
-        stages: Sequence[Stage],
-        names: Sequence[str],
-        to_all: bool,
-    ) -> set[str]:
-        """Have other nodes commit what of a batch is for their queues; those queues. Each cell knows the batch by its
-        own fence, so one that was broken off is said again from the beginning."""
-        shares: dict[str, list[str]] = {}
-        nodes = self._directory.nodes()
-        for name in names:
-            owner = self._directory.owner(self._directory.cell_of_queue(name))
-            if owner is None or (owner.id != self._directory.me and not owner.http):
-                raise Busy(f"queue {name!r} cannot be reached now", "Commit the batch again in a moment")
-            if owner.id != self._directory.me:
-                shares.setdefault(owner.id, []).append(name)
-        for node_id, queues in shares.items():
-            await self._commit_share(nodes[node_id], headers, app, batch, stages, queues, to_all)
-        return {name for queues in shares.values() for name in queues}
-
-    async def _commit_share(
-        self,
-        node: NodeInfo,
-        headers: Sequence[tuple[bytes, bytes]],
-        app: str,
-        batch: int,
-        stages: Sequence[Stage],
-        queues: list[str],
-        to_all: bool,
-    ) -> None:
-        kept = [
-            (name.decode(), value.decode("latin-1")) for name, value in headers if name == b"authorization"
-        ]
-        kept.append((PASSED, "1"))
-        url = f"{self._scheme}://{node.http}{API}bulk/stages/{quote(app, safe='')}/{batch}"
-        try:
-            found: list[str] = []
-            for stage in stages:
-                data = stage.data if stage.path is None else await asyncio.to_thread(stage.path.read_bytes)
-                answer = await self._client.post(
-                    url, params={"queue": stage.queue}, content=data, headers=[*kept, ("content-type", ARROW)]
-                )
-                _check(answer, node)
-                found.append(answer.json()["stage"])
-            answer = await self._client.post(
-                f"{url}/commit",
-                json={"stages": found, "to_all": to_all},
-                headers=[*kept, (SHARE, json.dumps(queues))],
-            )
-            _check(answer, node)
-        except httpx.HTTPError as fault:
-            raise Busy(f"node {node.name} gives no answer: {fault}", "Commit the batch again") from None
-
-    async def _fetch(self, node: NodeInfo, scope: Scope) -> Any:
+    async def _fetch(self, node: NodeInfo, scope: Scope) -> _Part | None:
         try:
             async with asyncio.timeout(GATHER_SECONDS):
                 answer = await self._client.send(self._request(node, scope, mark=ALONE))
-            return answer.json() if answer.status_code == 200 else None
+            if answer.status_code != 200:
+                return None
+            told = answer.headers.get(CELLS)
+            cells = self._claimed_by(node) if told is None else {int(cell) for cell in told.split()}
+            return _Part(answer.json(), cells)
         except (httpx.HTTPError, TimeoutError, ValueError) as fault:
             log.warning("a node gave no answer", extra={"node": node.name, "fault": str(fault)})
             return None
 
-
-def share_of(request: Request) -> list[str]:
-    """The queues to which a commit that another node has passed on is confined; none: it is no share."""
-    told = request.headers.get(SHARE, "")
-    if not told or PASSED not in request.headers:
-        return []
-    try:
-        names = json.loads(told)
-    except ValueError:
-        return []
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    def _claimed_by(self, node: NodeInfo) -> set[int]:
+        """For one that does not tell which cells it has open."""
+        owners = {cell: self._directory.owner(cell) for cell in range(self._directory.cells)}
+        return {cell for cell, owner in owners.items() if owner is not None and owner.id == node.id}
 
 
-def _check(answer: httpx.Response, node: NodeInfo) -> None:
-    """What another node refuses of a batch is refused here, in its words."""
-    if answer.status_code >= 400:
-        told = answer.json()
-        raise Busy(f"node {node.name} refuses: {told.get('message', '')}", str(told.get("do", "")))
+@dataclass(frozen=True)
+class _Part:
+    """A list as one node has it, and the cells of which it has all."""
+
+    list: Any
+    cells: set[int]
 
 
 class _Answer:
@@ -325,6 +302,12 @@ class _Answer:
         headers = [*self.headers, (b"content-length", str(len(self.body)).encode())]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": False})
+
+
+def _timeout(path: str) -> httpx.Timeout:
+    if path == f"{API}live":
+        return httpx.Timeout(None, connect=1.0)
+    return BULK_TIMEOUT if path.startswith(f"{API}bulk/") else TIMEOUT
 
 
 def _joined(parts: list[Any], how: Gathered, limit: int) -> Any:
