@@ -314,8 +314,11 @@ class BulkDesk:
             if fault:
                 raise InvalidQueueConfig(f"{group!r} cannot be a group", fault)
             found = hands.engine.group(queue, group, floors)
+        if create:
+            _check_free(queue, found)
             for cursor in found.cursors:
-                begin_anew(hands.engine, cursor, cursor.floor)
+                if cursor.losses is None:
+                    begin_anew(hands.engine, cursor, cursor.floor)
         if begin:
             self._begin(queue, found, ends)
         for number, end in ends.items():
