@@ -118,12 +118,13 @@ class Line:
             except Busy as busy:
                 self.close()
                 why, refusal = busy.refusal.what, busy.refusal
-                if refusal.code in IN_LINE and time.monotonic() - since < LONGEST_QUEUE:
-                    began = time.monotonic() + pause
             except (http.client.HTTPException, OSError) as fault:
                 self.close()
                 why, refusal = str(fault) or type(fault).__name__, None
-            if time.monotonic() - began + pause > self.where.retry_seconds:
+            now = time.monotonic()
+            if refusal is not None and refusal.code in IN_LINE and now - since < LONGEST_QUEUE:
+                began = now
+            elif now - began + pause > self.where.retry_seconds:
                 raise refusal or BrokerGone(self.where.url, self.where.retry_seconds, why)
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(max(2 * pause, 0.1), LONGEST_PAUSE)
@@ -137,14 +138,14 @@ class Line:
         seconds: float = ANSWER_SECONDS,
     ) -> http.client.HTTPResponse:
         """Ask once. The answer has begun, and it is a good one; `seconds` without a byte of it are a failure."""
-        line = self._line
-        if line is None or line.sock is None:  # it is closed with an answer that says so
-            line = self._connect()
-        line.sock.settimeout(seconds)
         headers = {"Content-Type": kind} if kind else {}
         token = self.where.present_token()
         if token:
             headers["Authorization"] = f"Bearer {token}"
+        line = self._line
+        if line is None or line.sock is None:  # it is closed with an answer that says so
+            line = self._connect()
+        line.sock.settimeout(seconds)
         line.request(
             method, f"{urlsplit(self.where.url).path.rstrip('/')}{ROOT}{path}", body or None, headers
         )
