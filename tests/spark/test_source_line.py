@@ -17,13 +17,12 @@ import pyarrow as pa
 import pytest
 
 from sluice.bulk.arrow import schema_of
-from sluice.spark import Door, Where, door, line
+from sluice.spark import Door, Where, door, line, stream
 from sluice.spark.faults import BrokerGone, InvalidOption, Refused, StreamCut
 from sluice.spark.offsets import Range
 from sluice.spark.options import read_options
 from sluice.spark.planning import look
 from sluice.spark.rows import read_ranges
-from sluice.spark.stream import StreamReader
 
 NAMES = ["value", "partition", "sequence"]
 
@@ -77,9 +76,9 @@ def busy(code: str) -> bytes:
     return answer({"error": code, "message": "not now", "do": "Come again"}, 503)
 
 
-def offsets(queue: str) -> dict[str, Any]:
-    one = {"partition": 0, "earliest": 0, "latest": 3, "bytes": 30}
-    return {"queue": queue, "dead_letters": False, "incarnation": "1-1", "partitions": [one]}
+def offsets(queue: str, partitions: int = 1, latest: int = 3) -> dict[str, Any]:
+    every = [{"partition": nth, "earliest": 0, "latest": latest, "bytes": 30} for nth in range(partitions)]
+    return {"queue": queue, "dead_letters": False, "incarnation": "1-1", "partitions": every}
 
 
 @pytest.fixture(autouse=True)
@@ -218,7 +217,7 @@ def test_a_queue_that_a_list_is_without_is_asked_for_before_it_counts_as_gone() 
     start = {"v": 1, "queues": {"a/one": {"0": 1}, "a/two": {"0": 1}}}
     listed = answer([{"name": "a/one"}])
     with saying(listed, answer(offsets("a/one")), answer(offsets("a/two"))) as (url, _):
-        reader = StreamReader(read_options({"url": url, "subscribePattern": "a/.*"}, True), ["value"])
+        reader = stream.StreamReader(read_options({"url": url, "subscribePattern": "a/.*"}, True), ["value"])
         end = reader.latestOffset(start, reader.getDefaultReadLimit())
         reader.stop()
     assert end["queues"] == {"a/one": {"0": 3}, "a/two": {"0": 3}}
@@ -250,6 +249,17 @@ def test_a_token_file_that_holds_something_else_is_refused(tmp_path: Path) -> No
 # ---- very many partitions
 
 
-def test_a_question_about_very_many_partitions_is_not_asked_at_length() -> None:
-    assert Door.can_wait(dict.fromkeys(range(1000), 1_000_000))
-    assert not Door.can_wait(dict.fromkeys(range(4096), 1_000_000))
+@pytest.mark.parametrize(("partitions", "questions"), [(2000, 2), (4096, 1)])
+def test_a_stream_over_very_many_partitions_does_not_name_them_all_in_one_question(
+    partitions: int, questions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "WAIT_SECONDS", 0.001)
+    found = offsets("q", partitions, 1_000_000)
+    start = {"v": 1, "queues": {"q": {f"{nth}": 1_000_000 for nth in range(partitions)}}}
+    with saying(answer(found), answer(found)) as (url, asked):
+        reader = stream.StreamReader(read_options({"url": url, "subscribe": "q"}, True), ["value"])
+        end = reader.latestOffset(start, reader.getDefaultReadLimit())
+        reader.stop()
+    assert end["queues"] == start["queues"]
+    assert len(asked) == questions
+    assert max(map(len, asked)) < 60_000

@@ -11,8 +11,11 @@ from typing import Any
 import aiomqtt
 import pytest
 
+from sluice.spark import planning as planning_
 from sluice.spark.columns import named
+from sluice.spark.door import Door, QueueOffsets
 from sluice.spark.faults import DataLost
+from sluice.spark.options import ReadOptions
 from tests.admin.living import Worker
 from tests.spark.conftest import House
 from tests.spark.test_source_stream import Planner, numbers, planning
@@ -91,7 +94,7 @@ def test_messages_that_a_group_loses_are_told_or_passed_over(
     told = rf"has lost {first} before .*'g'.*group of its own.*failOnDataLoss=false"
     with planning(house, start, **FOUR) as planner:
         with pytest.raises(DataLost, match=told):
-            planner.batch()
+            planner.reader.latestOffset(start, planner.reader.getDefaultReadLimit())
         with pytest.raises(DataLost, match=told):  # of a batch that was written down before
             planner.values(start, end)
     with planning(house, start, group="g", failOnDataLoss="false") as planner:
@@ -145,10 +148,20 @@ def test_a_stream_that_begins_again_is_kept_what_it_reads_for_the_second_time(ho
         assert house.lag("g") == 0
 
 
-def test_a_beginning_that_is_not_kept_is_told_with_a_group_too(house: House) -> None:
+def test_a_beginning_that_is_not_kept_is_told_with_a_group_too(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     house.make()
     house.fill(numbers(0, 4))
-    house.door.advance(house.queue, "w", {0: 2}, create=True)
+    looking = planning_.look
+
+    def look(door: Door, options: ReadOptions) -> dict[str, QueueOffsets]:
+        """Somebody else is done with two of them just before the group is there."""
+        found = looking(door, options)
+        house.door.advance(house.queue, "w", {0: 2}, create=True)
+        return found
+
+    monkeypatch.setattr(planning_, "look", look)
     given = {"group": "g", "startingOffsets": json.dumps({house.queue: {"0": 1}})}
     with pytest.raises(DataLost, match="kept from 2 on"), planning(house, None, **given):
         pass
@@ -197,19 +210,17 @@ def test_the_life_of_one_stream_has_no_losses_however_often_it_is_interrupted(ho
 
 def test_what_was_replaced_in_a_compacted_queue_is_no_loss(house: House) -> None:
     house.make(type="compacted")
-    house.fill(["first"])
-    house.fill(["second"], key="a")
+    house.fill(["first"], key="a")
     for options in ({}, {"group": "g"}):
         with planning(house, None, maxOffsetsPerTrigger="1", **options) as planner:
-            house.fill(["third", "fourth"], key="a")
-            found = [planner.batch() for _ in range(6)]
-            assert [value for values in found for value in values] == ["first", "fourth"]
-            assert found.count([]) == 4
+            house.fill(["second", "third"], key="a")
+            found = [planner.batch() for _ in range(3)]
+            assert [value for values in found for value in values] == ["third"]
     reader = house.source(startingOffsets=json.dumps({house.queue: {"0": 0}})).reader(named(["value"]))
     parts = reader.partitions()
-    house.fill(["fifth"], key="a")
+    house.fill(["fourth"], key="a")
     values = [value for part in parts for batch in reader.read(part) for value in batch["value"].to_pylist()]
-    assert values == [b"first"], "the younger one is behind what was planned"
+    assert values == [], "the younger one is behind what was planned"
 
 
 # ---- queues and groups that go

@@ -115,15 +115,6 @@ def test_a_stream_that_waits_hears_of_a_message_at_once(house: House) -> None:
         assert planner.reader.reportLatestOffset() == planner.start
 
 
-def test_a_stream_over_very_many_partitions_waits_for_news_too(house: House) -> None:
-    """To name them all would be too much for one question."""
-    house.make(partitions=4096)
-    with planning(house) as planner:
-        assert planner.batch() == []
-        house.fill(["news"])
-        assert planner.batch() == ["news"]
-
-
 def test_available_now_ends_at_what_was_there_and_the_last_batch_is_settled(house: House) -> None:
     house.make()
     house.fill(numbers(0, 10))
