@@ -36,8 +36,8 @@ class Losses:
         start = max(start, self.told)
         if start >= end:
             return
-        first: i64 = bisect_left(self._ends, int(start))  # the first that touches it, and the first behind it
-        behind: i64 = bisect_right(self._starts, int(end))
+        first = bisect_left(self._ends, int(start))  # the first that touches it, and the first behind it
+        behind = bisect_right(self._starts, int(end))
         if first == behind and len(self._starts) >= MOST_RANGES:
             if first > 0:
                 first -= 1
@@ -46,15 +46,17 @@ class Losses:
         if first < behind:
             start = min(start, i64(self._starts[first]))
             end = max(end, i64(self._ends[behind - 1]))
-        self._starts[first:behind] = [int(start)]
-        self._ends[first:behind] = [int(end)]
+        del self._starts[first:behind]
+        del self._ends[first:behind]
+        self._starts.insert(first, int(start))
+        self._ends.insert(first, int(end))
 
     def tell(self, end: i64) -> None:
         """The reader is done with everything below; never backwards."""
         if end <= self.told:
             return
         self.told = end
-        gone: i64 = bisect_right(self._ends, int(end))
+        gone = bisect_right(self._ends, int(end))
         del self._starts[:gone]
         del self._ends[:gone]
         if self._starts and self._starts[0] < end:
@@ -93,7 +95,7 @@ def first_lost(cursor: Cursor, start: i64, end: i64) -> i64:
     for first, behind in losses.ranges():
         if first >= end:
             break
-        seq = partition.first_gone(max(first, start), min(behind, end))
+        seq = partition.first_gone(max(i64(first), start), min(i64(behind), end))
         if seq >= 0:
             return seq
     return -1
