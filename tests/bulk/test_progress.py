@@ -42,7 +42,57 @@ async def test_progress_never_goes_backwards(house: BulkHouse) -> None:
     await house.make()
     await house.fill(numbers(10))
     await house.ok("PUT", progress(house), json={"partitions": {"0": 7}, "create": True})
-    assert await house.ok("PUT", progress(house), json={"partitions": {"0": 3}}) == {"partitions": {"0": 7}}
+    told = await house.ok("PUT", progress(house), json={"partitions": {"0": 3}})
+    assert told == {"partitions": {"0": 7}, "lost": {"0": 3}}, (
+        "whoever comes with 3 finds nothing to read there"
+    )
+    assert await house.ok("GET", progress(house)) == {"partitions": {"0": 7}}
+
+
+async def test_what_a_group_has_lost_is_told_and_its_rows_are_refused(own_house: BulkHouse) -> None:
+    house = own_house
+    await house.make()
+    await house.fill(numbers(8))
+    await house.ok("PUT", progress(house), json={"partitions": {"0": 2}, "create": True})
+    assert (await house.rows(start=2, end=8, group="spark")).num_rows == 6
+    assert (await house.api.post(f"/queues/{house.queue}/purge")).is_success
+    await house.fill(numbers(2), batch=1)
+    house = restarted(house)
+    assert await house.ok("GET", progress(house)) == {"partitions": {"0": 8}, "lost": {"0": 2}}
+    told = await house.ok("PUT", progress(house), json={"partitions": {"0": 2}})
+    assert told == {"partitions": {"0": 8}, "lost": {"0": 2}}
+    path = f"/bulk/queues/{house.queue}/partitions/0/rows?group=spark&end=10"
+    refusal = await house.no(410, "out_of_range", "GET", f"{path}&start=2")
+    assert "has lost 2 before group 'spark' was done with it" in refusal["message"]
+    assert (await house.rows(start=2, end=10, group="spark", lenient="true")).num_rows == 2
+    assert (await house.rows(start=8, end=10, group="spark")).num_rows == 2
+    assert await house.ok("PUT", progress(house), json={"partitions": {"0": 8}}) == {"partitions": {"0": 8}}
+    await stopped(house)
+
+
+async def test_a_reader_that_begins_gets_what_is_kept_and_the_group_goes_back_to_it(house: BulkHouse) -> None:
+    await house.make()
+    await house.ok("PUT", progress(house, "others"), json={"partitions": {}, "create": True})
+    await house.fill(numbers(8))
+    await house.ok("PUT", progress(house), json={"partitions": {"0": 8}, "create": True})
+    begin = {"partitions": {"0": 3}, "begin": True}
+    assert await house.ok("PUT", progress(house), json=begin) == {"partitions": {"0": 3}}
+    await house.ok("PUT", progress(house, "others"), json={"partitions": {"0": 8}})
+    assert (await house.rows(start=3, end=8, group="spark")).num_rows == 5, "it is kept for the group again"
+    assert await house.ok("GET", "/verify") == []
+
+
+async def test_a_compacted_queue_has_lost_nothing_by_what_was_replaced(house: BulkHouse) -> None:
+    await house.make(type="compacted")
+    await house.ok("PUT", progress(house), json={"partitions": {}, "create": True})
+    await house.fill(pa.table({"value": [b"0", b"1", b"2"], "key": [b"a", b"b", b"a"]}))
+    assert (await house.ok("GET", f"/bulk/queues/{house.queue}/offsets"))["compacted"] is True
+    for group in ("", "spark"):
+        values = (await house.rows(start=0, end=3, group=group))["value"].to_pylist()
+        assert values == [b"1", b"2"]
+    for group in ("spark", "late"):
+        told = await house.ok("PUT", progress(house, group), json={"partitions": {"0": 0}, "create": True})
+        assert told == {"partitions": {"0": 1}}
 
 
 async def test_lag_follows_in_the_metrics(house: BulkHouse) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from sluice.notation import parse_duration
 from sluice.spark.columns import check_written
@@ -35,7 +35,7 @@ def batches(*values: bytes) -> Iterator[pa.RecordBatch]:
         ("value struct<a: int>", {"queue": "q"}, r"column value is struct<a:int>.*to_json\(value\)"),
         ("value string, priority string", {"queue": "q"}, r"column priority is string. Make it int: cast"),
         ("value string", {"topic": "q"}, r"nobody knows the option 'topic' when writing to a queue.*queue"),
-        ("value string", {"queue": "q", "txnAppId": "a"}, "Give both"),
+        ("value string", {"queue": "q", "txnAppId": "a"}, "Give both|numbers its batches by itself"),
         ("value string", {"queue": "q", "path": "tasks"}, r"was given 'tasks'.*option\(\"queue\""),
     ],
 )
@@ -100,6 +100,52 @@ def test_a_batch_that_is_too_large_says_how_to_make_smaller_ones(start_broker: S
     with pytest.raises(Refused, match=r"maxBytesPerTrigger.*bulk.max_batch_bytes"):
         stage_rows(house.where, "large", 0, "q", ["value"], batches(b"x" * 2_000_000))
     house.close()
+
+
+def job(house: House, queue: str, version: int, value: bytes, name: str = "") -> None:
+    """A batch write with a name and a number, as Spark runs it."""
+    given = {"url": house.url, "txnAppId": name or f"job-{house.queue}", "txnVersion": f"{version}"}
+    row = {"value": [value]} if queue else {"value": [value], "queue": [house.queue]}
+    fields = [StructField(column, BinaryType() if column == "value" else StringType()) for column in row]
+    writer = SluiceSource({**given, "queue": queue}).writer(StructType(fields), False)
+    writer.commit([writer.write(iter([pa.record_batch(row)]))])
+
+
+def test_a_named_write_counts_once_in_each_queue(house: House) -> None:
+    one, two = f"{house.queue}/one", f"{house.queue}/two"
+    for queue in (one, two, "", one, two, ""):
+        job(house, queue, 7, queue.encode())
+    assert (house.values(subscribe=one), house.values(subscribe=two), house.values()) == ([one], [two], [""])
+    job(house, one, 8, b"next")
+    job(house, one, 7, b"late")
+    assert house.values(subscribe=one) == [one, "next"]
+    long = "x" * 250
+    for version in (1, 1, 2):
+        job(house, two, version, b"long", long)
+    assert house.values(subscribe=two) == [two, "long", "long"]
+
+
+def test_a_named_write_of_before_each_queue_had_a_name_is_known(house: House) -> None:
+    """The broker has the number of its last batch under the name of the job alone."""
+    name = f"job-{house.queue}"
+    staged = stage_rows(house.where, name, 7, house.queue, ["value"], batches(b"before"))
+    commit_stages(house.where, name, 7, [staged])
+    for version in (6, 7, 8):
+        job(house, house.queue, version, b"%d" % version)
+    assert house.values() == ["before", "8"]
+
+
+def test_a_stream_refuses_to_be_named_as_a_batch_write_is(house: House) -> None:
+    given = {"url": house.url, "queue": "q", "txnAppId": "a", "txnVersion": "1"}
+    with pytest.raises(InvalidOption, match=r"numbers its batches by itself.*Leave them out"):
+        SluiceSource(given).streamWriter(StructType([StructField("value", BinaryType())]), False)
+
+
+def test_a_batch_that_came_too_late_says_why_and_what_helps(house: House) -> None:
+    staged = stage_rows(house.where, "late", 0, house.queue, ["value"], batches(b"x"))
+    house.door.abort("late", 0)
+    with pytest.raises(Refused, match=r"bulk.stage_ttl\. So start the query again.*raise that"):
+        commit_stages(house.where, "late", 0, [staged])
 
 
 def test_every_column_of_a_message_arrives(spark: SparkSession, house: House) -> None:

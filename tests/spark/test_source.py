@@ -200,6 +200,22 @@ def test_a_reader_with_pushdown_fetches_less_and_leaves_the_filters_to_spark(hou
         assert [(part.start, part.end) for part in found] == expected
 
 
+def test_a_filter_on_the_queue_leaves_offsets_of_the_others_as_they_are(house: House) -> None:
+    one, two = f"{house.queue}/one", f"{house.queue}/two"
+    for queue in (one, two):
+        house.make(queue)
+        house.fill(["0", "1", "2"], queue)
+    given = {name: json.dumps({one: {"0": at}, two: {"0": at}}) for name, at in OFFSETS.items()}
+    reader = house.source(subscribe=f"{one},{two}", pushdown="true", **given).reader(named(["value"]))
+    assert isinstance(reader, NarrowingReader)
+    reader.pushFilters([EqualTo(("queue",), two)])
+    [[part]] = ranges_of(reader.partitions())
+    assert (part.queue, part.start, part.end) == (two, 1, 2)
+
+
+OFFSETS = {"startingOffsets": 1, "endingOffsets": 2}
+
+
 # ---- refusals
 
 
@@ -236,6 +252,11 @@ def test_a_reader_with_pushdown_fetches_less_and_leaves_the_filters_to_spark(hou
         ),
         ({"startingOffsets": "latest", "startingTimestamp": "2030-01-01"}, "both given"),
         ({"startingTimestamp": "yesterday"}, "option startingTimestamp.*2030-01-31T12:00:00Z"),
+        (
+            {"startingTimestamp": "1969-12-31T23:59:59Z"},
+            "option startingTimestamp is '1969.*from 1970 to 9999",
+        ),
+        ({"endingTimestamp": "253402300800000"}, "option endingTimestamp is '253402300800000'.*from 1970"),
         ({"minPartitions": "0"}, "option minPartitions is '0'. Give a whole number from 1 on"),
         ({"failOnDataLoss": "maybe"}, "option failOnDataLoss.*true or false"),
         ({"maxBytesPerTrigger": "lots"}, "option maxBytesPerTrigger.*16m"),

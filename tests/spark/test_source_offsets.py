@@ -116,3 +116,12 @@ def test_tasks_have_about_as_much_to_read_as_each_other() -> None:
 def test_what_is_new_or_made_again_is_read_from_its_beginning() -> None:
     found = ranges_between({("q", 0): 10}, {("q", 0): 4, ("q", 1): 3}, True)
     assert found == [Range("q", 0, 0, 4, True), Range("q", 1, 0, 3, True)]
+
+
+def test_a_queue_that_keeps_nothing_any_more_is_still_a_task() -> None:
+    assert [task.ranges for task in tasks_for([Range("q", 0, 4, 10)], 0, 0.0)] == [(Range("q", 0, 4, 10),)]
+
+
+def test_a_system_that_does_not_say_which_cores_are_ours_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert len(tasks_for([Range("q", nth, 0, TASK_ROWS) for nth in range(64)], 0)) == os.cpu_count()

@@ -30,8 +30,10 @@ from sluice.message import Message
 from sluice.queues import dead_letters
 from sluice.queues.batches import Load, Places, append_some, collect, note_batch, settle_some
 from sluice.queues.compaction import check
+from sluice.queues.cursor import Cursor
 from sluice.queues.group import Group
 from sluice.queues.journal import Frame
+from sluice.queues.losses import begin_anew, first_lost
 from sluice.queues.names import RESPONSES, fault_of_group, fault_of_name
 from sluice.queues.partition import Partition
 from sluice.queues.queue import Queue
@@ -57,6 +59,16 @@ class QueueOffsets:
     incarnation: str  # see `incarnation_of`
     partitions: list[PartitionOffsets]
     dead_letters: bool  # it is the dead-letter queue of some queue: its messages have a story
+    compacted: bool  # messages are replaced by younger ones, which is no loss
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a group is, by partition: everything below is settled. And for each partition in which it has lost
+    something the first sequence of that, from where the reader is on."""
+
+    floors: dict[int, int]
+    lost: dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +197,7 @@ class BulkDesk:
                 for one in queue.partitions
             ],
             self._register.takes_the_dead(queue.name),
+            bool(queue.rules.compacted),
         )
 
     async def offsets_at(self, name: str, moment: float) -> dict[int, int]:
@@ -229,13 +242,16 @@ class BulkDesk:
         incarnation: str = "",
     ) -> Slice:
         """The next part of a range. What is not kept any more is refused, unless `lenient`. For a group, what is for
-        another one alone is left out; and whatever it waits for is kept, so that nothing before the earliest is
-        missed."""
+        another one alone is left out, and whatever it waits for is kept: refused is what others have settled for it,
+        or taken away from it."""
         queue = self._hands.queue(name)
         check_incarnation(queue, incarnation)
         partition = _partition(queue, number)
         reader = _group(queue, group) if group and (not lenient or group in queue.groups) else None
-        _check_range(partition, start, end, lenient, reader is not None)
+        cursor = None if reader is None or lenient else reader.cursors[number]
+        if not lenient:
+            _check_range(partition, start, end, cursor)
+        first = start
         gid = 0 if reader is None else int(reader.gid)
         asked, end = end, min(end, int(partition.committed))
         found = Places()
@@ -247,6 +263,10 @@ class BulkDesk:
             await self._hands.breathe()
             if not self._hands.lives(queue):
                 break
+        if cursor is not None:  # others had their turn
+            if queue.groups.get(group) is not reader:
+                raise _no_group(queue, group)
+            _check_lost(cursor, first, start)
         places = found.value()
         records: list[bytes | None] = []
         if not self.direct and places:
@@ -277,10 +297,9 @@ class BulkDesk:
 
     # ---- progress
 
-    async def progress(self, name: str, group: str) -> dict[int, int]:
-        """Everything below is settled for the group."""
+    async def progress(self, name: str, group: str) -> Standing:
         queue = self._hands.queue(name)
-        return _floors(_group(queue, group))
+        return _standing(_group(queue, group), {})
 
     async def advance(
         self,
@@ -290,8 +309,10 @@ class BulkDesk:
         create: bool,
         start: str,
         incarnation: str = "",
-    ) -> dict[int, int]:
-        """Let a group be done with everything below these sequences; never backwards. Answered when it is kept."""
+        begin: bool = False,
+    ) -> Standing:
+        """Let a group be done with everything below these sequences; never backwards, unless a reader begins there, to
+        whom the group then goes back. Answered when it is kept."""
         hands = self._hands
         hands.begin()
         queue = hands.queue(name)
@@ -312,11 +333,32 @@ class BulkDesk:
             if fault:
                 raise InvalidQueueConfig(f"{group!r} cannot be a group", fault)
             found = hands.engine.group(queue, group, floors)
+        if create:
+            _check_free(queue, found)
+            for cursor in found.cursors:
+                if cursor.losses is None:
+                    begin_anew(hands.engine, cursor, cursor.floor)
+        if begin:
+            self._begin(queue, found, ends)
         for number, end in ends.items():
             await self._settle(queue, found, number, end)
         hands.engine.journal.want_sync()
         await hands.kept()
-        return _floors(found)
+        return _standing(found, ends)
+
+    def _begin(self, queue: Queue, group: Group, starts: dict[int, int]) -> None:
+        """From here on whatever is lost for the group is known; what has gone before was not for this reader."""
+        _check_free(queue, group)
+        hands = self._hands
+        hands.begin()
+        floors = [
+            min(int(cursor.floor), starts.get(number, int(cursor.floor)))
+            for number, cursor in enumerate(group.cursors)
+        ]
+        if any(floor < cursor.floor for floor, cursor in zip(floors, group.cursors, strict=True)):
+            hands.engine.seek(group, floors)
+        for number, start in starts.items():
+            begin_anew(hands.engine, group.cursors[number], start)
 
     async def _settle(self, queue: Queue, group: Group, number: int, end: int) -> None:
         """One partition, in portions. Each portion is good by itself: somebody who gives up in between has settled
@@ -325,11 +367,7 @@ class BulkDesk:
         while True:
             if not hands.lives(queue) or queue.groups.get(group.name) is not group:
                 raise _no_group(queue, group.name)
-            if group.consumers:
-                raise InUse(
-                    f"group {group.name!r} of queue {queue.name!r} has {len(group.consumers)} consumers over MQTT",
-                    "Give Spark (or whoever reads in bulk) a group of its own, or end those consumers",
-                )
+            _check_free(queue, group)
             hands.begin()
             until = time.perf_counter() + TURN_SECONDS
             cursor = group.cursors[number]
@@ -509,24 +547,50 @@ def _partition(queue: Queue, number: int) -> Partition:
     return queue.partitions[number]
 
 
-def _check_range(partition: Partition, start: int, end: int, lenient: bool, is_kept: bool) -> None:
-    name, number = partition.queue.name, partition.number
+def _check_range(partition: Partition, start: int, end: int, reader: Cursor | None) -> None:
+    """`reader` is that of the group for which is read."""
+    queue = partition.queue
+    place = f"partition {partition.number} of queue {queue.name!r}"
     earliest, latest = _earliest(partition), int(partition.committed)
-    if lenient or start >= end:
+    if start >= end:
         return
-    if start < earliest and not is_kept:
+    if reader is not None:
+        _check_lost(reader, start, end)
+    elif start < earliest and not queue.rules.compacted:
         raise OutOfRange(
-            f"partition {number} of queue {name!r} is kept from {earliest} on, and {start} is before that",
+            f"{place} is kept from {earliest} on, and {start} is before that",
             "Begin at the earliest; messages are kept until every group has settled them, so read with a group",
             earliest,
             latest,
         )
     if end > latest:
         raise OutOfRange(
-            f"partition {number} of queue {name!r} goes up to {latest}, and {end} is beyond",
+            f"{place} goes up to {latest}, and {end} is beyond",
             "Ask for its offsets; a queue that was deleted and made again begins anew",
             earliest,
             latest,
+        )
+
+
+def _check_lost(reader: Cursor, start: int, end: int) -> None:
+    lost = int(first_lost(reader, start, end))
+    if lost >= 0:
+        partition = reader.partition
+        raise OutOfRange(
+            f"partition {partition.number} of queue {partition.queue.name!r} has lost {lost} before group"
+            f" {reader.group.name!r} was done with it: others have settled it for this group, or it was purged, expired"
+            " or pushed out",
+            "Give whoever reads in bulk a group of its own; lenient leaves out what is gone",
+            _earliest(partition),
+            int(partition.committed),
+        )
+
+
+def _check_free(queue: Queue, group: Group) -> None:
+    if group.consumers:
+        raise InUse(
+            f"group {group.name!r} of queue {queue.name!r} has {len(group.consumers)} consumers over MQTT",
+            "Give Spark (or whoever reads in bulk) a group of its own, or end those consumers",
         )
 
 
@@ -543,5 +607,12 @@ def _no_group(queue: Queue, name: str) -> UnknownGroup:
     return refusal
 
 
-def _floors(group: Group) -> dict[int, int]:
-    return {int(cursor.partition.number): int(cursor.floor) for cursor in group.cursors}
+def _standing(group: Group, starts: dict[int, int]) -> Standing:
+    """Losses are looked for from `starts` on, where it says nothing from what the group was told last."""
+    lost: dict[int, int] = {}
+    for number, cursor in enumerate(group.cursors):
+        told = 0 if cursor.losses is None else int(cursor.losses.told)
+        first = int(first_lost(cursor, starts.get(number, told), cursor.partition.committed))
+        if first >= 0:
+            lost[number] = first
+    return Standing({int(cursor.partition.number): int(cursor.floor) for cursor in group.cursors}, lost)

@@ -20,6 +20,7 @@ from sluice.queues import dead_letters, removal
 from sluice.queues.block import GONE
 from sluice.queues.journal import ACKED, BATCH, Note, NoteWriter
 from sluice.queues.keys import mark_of, place_of
+from sluice.queues.losses import tell
 from sluice.queues.partition import Partition
 from sluice.queues.rules import DEAD_LETTER, DROP_OLDEST
 
@@ -88,6 +89,7 @@ def collect(
 
 def settle_some(engine: Engine, cursor: Cursor, end: i64, most: i64) -> bool:
     """Let a group be done with everything before `end`, at most so many at a time; whether that is all."""
+    tell(engine, cursor, end)
     partition = cursor.partition
     gid = cursor.group.gid
     seq = partition.first_live(cursor.floor)

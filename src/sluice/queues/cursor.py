@@ -29,6 +29,7 @@ from sluice.queues.rules import STRICT
 if TYPE_CHECKING:
     from sluice.queues.group import Group
     from sluice.queues.history import Step
+    from sluice.queues.losses import Losses
     from sluice.queues.ports import Consumer
 
 MOST_BEFORE: Final = 65_536  # how many may lie before one that is taken out of its turn
@@ -75,6 +76,7 @@ class Cursor:
         self.counts: list[int] = [0, 0, 0, 0]  # acked, dead, expired, purged
         self.gate_mark: i64 = NO_GATE  # when the floor comes here, a gate opens for others
         self.returned: dict[int, list[Step]] | None = None  # given back without a failure: see `history`
+        self.losses: Losses | None = None  # of a group that is read in bulk
         self._ready: list[int] = (
             _NO_RANKS  # chosen, to be leased before anything fresh: by priority and sequence
         )

@@ -40,6 +40,9 @@ RETURNED: Final = 11  # gid, pid, seq, new steps: given back, which is no failur
 BATCH: Final = (
     12  # application, number, rows, time: a batch whose messages stand in the same frame (`batches`)
 )
+TOLD: Final = (
+    13  # gid, pid, how far a reader is; if it begins there, what is lost already ends, else -1 (`losses`)
+)
 
 KEPT_ROOM: Final = 1_048_576  # of a frame that was sent
 

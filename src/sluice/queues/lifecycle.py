@@ -329,6 +329,8 @@ def _move(engine: Engine, cursor: Cursor, floor: i64) -> None:
                 not_ours.append(int(seq))
         elif seq < floor and not settled:
             cursor.counts[PURGED] += 1
+            if cursor.losses is not None:
+                cursor.losses.lose(seq, seq + 1)
             if partition.settle_one(seq):
                 settled_by_all(engine, partition, seq, keeps_settled(partition, seq))
         elif seq >= floor and settled:

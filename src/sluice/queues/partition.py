@@ -347,6 +347,19 @@ class Partition:
             nth += 1
         return -1
 
+    def first_gone(self, start: i64, end: i64) -> i64:
+        """The first sequence from `start` on, before `end`, that is not here any more; -1 when all are."""
+        seq = start
+        while seq < end:
+            block = self.block(seq)
+            if block is None or block.address[block.at(seq)] == GONE:
+                return seq
+            if block.live == BLOCK and block.base >= 0:
+                seq = block.base + BLOCK
+            else:
+                seq += 1
+        return -1
+
     def holes(self, first: i64) -> list[tuple[int, int]]:
         """(start, count) of what is gone at or behind `first`."""
         found: list[tuple[int, int]] = []

@@ -19,6 +19,7 @@ from sluice.queues.delivery import Lease
 from sluice.queues.engine import Engine, pass_by_others
 from sluice.queues.journal import Note
 from sluice.queues.keeping import FIRST_OWNER, FIRST_PID, THING_GONE
+from sluice.queues.losses import load_told
 from sluice.queues.owners import OWNER_MADE
 from sluice.queues.partition import Partition
 from sluice.queues.queue import Queue
@@ -174,6 +175,8 @@ class EngineLoader:
                 f"to settle is not all in the store any more: messages missing {cursor.entered - here}"
             )
             cursor.entered = here
+            if cursor.losses is not None:
+                cursor.losses.lose(cursor.losses.told, partition.next)  # any gap may be one of them
         cursor.entered_to = partition.next
 
     def _append(self, partition: Partition, record: Record) -> None:
@@ -183,6 +186,8 @@ class EngineLoader:
         if lost:  # a damaged log that was opened all the same
             for cursor in partition.cursors:
                 cursor.entered -= lost
+                if cursor.losses is not None:
+                    cursor.losses.lose(partition.next, record.seq)
         message = decode_body(record.body)
         target: i64 = partition.targets.get(int(record.seq), 0) if record.flags & TARGETED else 0
         left: i64 = 1 if target else len(partition.cursors)
@@ -218,6 +223,8 @@ class EngineLoader:
                 partition.aim(seq, note.number())
         elif what == notes.RETURNED:
             self._returned(note)
+        elif what == notes.TOLD:
+            self._told(note)
         elif what == notes.BATCH:
             engine.batches.load(note)
         elif what == notes.DIED:
@@ -318,3 +325,9 @@ class EngineLoader:
         partition = self._engine.partitions.get(int(note.number()))
         if group is not None and partition is not None:
             load_returned(note, group.cursors[partition.number])
+
+    def _told(self, note: Note) -> None:
+        group = self._engine.groups.get(int(note.number()))
+        partition = self._engine.partitions.get(int(note.number()))
+        if group is not None and partition is not None:
+            load_told(note, group.cursors[partition.number])

@@ -41,6 +41,8 @@ def settle_one(engine: Engine, cursor: Cursor, seq: i64, how: i64) -> None:
     if queue.rules.compacted:
         keeps = partition.flags(seq) & TOMBSTONE == 0
     cursor.counts[how] += 1
+    if cursor.losses is not None:
+        cursor.losses.lose(seq, seq + 1)
     cursor.pass_over(seq, keeps or not last)
     if last:
         if keeps:

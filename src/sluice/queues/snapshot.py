@@ -21,16 +21,18 @@ from sluice.queues.history import MOST_STEPS, give_back, read_steps, taken_back,
 from sluice.queues.journal import Note, NoteWriter
 from sluice.queues.latest import Latest
 from sluice.queues.lifecycle import write_gates
+from sluice.queues.losses import read_losses
 from sluice.queues.partition import Partition
 from sluice.queues.queue import Gate, Queue
 from sluice.queues.rules import Rules
 from sluice.queues.settling import write_retry
 
-VERSION: Final = 6
+VERSION: Final = 7
 IN_PARTS: Final = (
     5  # since then last values stand in no order, and the gaps between those of shared queues with them
 )
 WITH_TOKENS: Final = 6  # since then what waits for a retry has the token of the delivery that failed
+WITH_LOSSES: Final = 7  # since then a group that is read in bulk says what it was told, and what it has lost
 OLDEST: Final = 3  # the oldest that can still be read: before there were compacted queues
 
 
@@ -116,6 +118,10 @@ def _write_group(out: NoteWriter, group: Group) -> None:
             write_steps(out, lease.history, MOST_STEPS)
             out.number(lease.token)
         _write_returned(out, cursor)
+        losses = cursor.losses
+        out.number(0 if losses is None else 1)
+        if losses is not None:
+            losses.write(out)
 
 
 def _write_returned(out: NoteWriter, cursor: Cursor) -> None:
@@ -229,6 +235,8 @@ class SnapshotReader:
                 load_retry(note, cursor, note.what >= WITH_TOKENS)
             for _ in range(note.number()):
                 load_returned(note, cursor)
+            if note.what >= WITH_LOSSES and note.number():
+                cursor.losses = read_losses(note)
             group.cursors.append(cursor)
             partition.cursors.append(cursor)
 

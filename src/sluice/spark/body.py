@@ -17,6 +17,7 @@ LARGE: Final = 1 << 16  # bytes of a body
 MOST_ROOMS: Final = 4  # a batch that is made, the one before it, and some that are being let go
 LARGEST_ROOM: Final = 16 << 20  # what is larger is rare, and not kept
 WAKE_BYTES: Final = 1 << 18  # of a large body: less is not worth a change of process
+END: Final = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream
 
 
 class Rooms:
@@ -63,10 +64,19 @@ class Body:
         self._answer = answer
         # Behind TLS the system does not know how much of the body is still to come.
         self._line = None if isinstance(line, ssl.SSLSocket) else line
+        self._last = b""
+
+    def has_ended(self) -> bool:
+        """Whether what was read last is the end of a stream, and not that of a connection: a proxy may take away what
+        else tells one from the other."""
+        return self._last == END
 
     def read(self, size: int) -> bytes | memoryview:
         if size < LARGE:
-            return self._answer.read(size)
+            data = self._answer.read(size)
+            self._last = (self._last + data[-len(END) :])[-len(END) :]
+            return data
+        self._last = b""
         room = ROOMS.take(size)
         done = 0
         if self._line is not None and size > WAKE_BYTES:

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from sluice.errors import ConfigError, SluiceError
 
-MADE_AGAIN: Final = "queue_made_again"  # the code of a refusal
+MADE_AGAIN: Final = "queue_made_again"  # codes of refusals
+NO_QUEUE: Final = "unknown_queue"
 ANEW: Final = (
     "Begin anew, with a new load() or, for a stream, a new checkpointLocation; failOnDataLoss=false reads the new queue"
     " from its beginning"
@@ -48,6 +49,12 @@ class StreamCut(SluiceError):
 LEFT: Final = (
     "Read what there is: startingOffsets earliest, or failOnDataLoss=false. Messages are kept until every group has"
     " settled them, or for limits.retention"
+)
+
+
+OWN_GROUP: Final = (
+    "Give each query a group of its own, that nobody else consumes, moves or purges. To go on with what is left:"
+    " failOnDataLoss=false, for one run; or begin anew, with another group and a new checkpointLocation"
 )
 
 

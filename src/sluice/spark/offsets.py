@@ -140,10 +140,17 @@ def tasks_for(ranges: list[Range], least: int, row_bytes: float = ROW_BYTES) -> 
     if least > len(ranges):
         return [Task((one,)) for one in split(ranges, least)]
     rows = sum(one.end - one.start for one in ranges)
-    cores = len(os.sched_getaffinity(0))
-    rounds = ceil(rows * row_bytes / (TASK_BYTES * cores))
+    cores = usable_cores()
+    rounds = max(1, ceil(rows * row_bytes / (TASK_BYTES * cores)))  # a queue that keeps nothing has no bytes
     count = max(least, min(len(ranges), rounds * cores, ceil(rows / TASK_ROWS)))
     return [Task(tuple(some)) for some in shared_out(ranges, count)]
+
+
+def usable_cores() -> int:
+    """Those that this process may use, where the system tells."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def shared_out(ranges: list[Range], count: int) -> list[list[Range]]:

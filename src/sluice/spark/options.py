@@ -12,11 +12,12 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Any, Final, TypeVar
 
 from sluice.notation import parse_duration
-from sluice.spark.door import RETRY_SECONDS, Where
 from sluice.spark.faults import InvalidOption
+from sluice.spark.line import RETRY_SECONDS, Where
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -44,6 +45,9 @@ READ: Final = (
 )
 WRITE: Final = (*COMMON, "queue", "txnAppId", "txnVersion")
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "path", "outputmode", "triggerinterval"})
+
+LONGEST_NAME: Final = 256  # of an application, for the broker
+YEAR_10000: Final = 253_402_300_800.0  # in seconds since 1970
 
 T = TypeVar("T")
 
@@ -78,6 +82,11 @@ class WriteOptions:
     queue: str  # empty: each row says it
     app: str  # empty: a fresh one for each write
     version: int
+
+    def fence(self) -> str:
+        """The name by which the broker knows this job: one of each queue, as a table of Delta has its own."""
+        name = f"{self.app} > {self.queue or '*'}"
+        return name if len(name) <= LONGEST_NAME else f"txn {sha256(name.encode()).hexdigest()}"
 
 
 class _Given:
@@ -211,13 +220,18 @@ def read_options(given: Mapping[str, str], streaming: bool) -> ReadOptions:
     )
 
 
-def write_options(given: Mapping[str, str]) -> WriteOptions:
+def write_options(given: Mapping[str, str], streaming: bool) -> WriteOptions:
     """For a writer."""
     told = _Given(given, WRITE, "writing to")
     if told.text("path"):
         raise InvalidOption(
             f"save() or start() was given {told.text('path')!r}",
             'Name the queue by .option("queue", ...), and say save() or start()',
+        )
+    if streaming and (told.text("txnAppId") or told.text("txnVersion")):
+        raise InvalidOption(
+            "a stream numbers its batches by itself, and txnAppId or txnVersion is given",
+            "Leave them out: its checkpoint knows what was written. They are for df.write, also in foreachBatch",
         )
     app, version = told.text("txnAppId"), told.count("txnVersion", 0)
     if bool(app) != bool(told.text("txnVersion")):
@@ -230,7 +244,8 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 
 _SEQUENCES: Final = 'JSON such as {"tasks/image": {"0": 120, "1": -1}} (-2 earliest, -1 latest)'
 _TIMES: Final = (
-    "Give a time such as 2030-01-31T12:00:00Z (UTC unless it names a zone), or milliseconds since 1970"
+    "Give a time such as 2030-01-31T12:00:00Z (UTC unless it names a zone), or milliseconds since 1970; from 1970 to"
+    " 9999"
 )
 
 
@@ -256,11 +271,15 @@ def _pattern(text: str) -> str:
 
 
 def _moment(text: str) -> float | None:
-    """Seconds since 1970."""
+    """Seconds since 1970; the broker knows no others than these."""
     if text.isascii() and text.isdigit():
-        return int(text) / 1000.0
-    moment = datetime.fromisoformat(text)
-    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+        seconds = int(text) / 1000.0
+    else:
+        moment = datetime.fromisoformat(text)
+        seconds = (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+    if not 0.0 <= seconds < YEAR_10000:
+        raise ValueError
+    return seconds
 
 
 def _seconds(text: str) -> float:

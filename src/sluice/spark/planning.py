@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sluice.spark.door import Door, QueueOffsets
-from sluice.spark.faults import InvalidOption, Refused
+from sluice.spark.faults import NO_QUEUE, InvalidOption, Refused
 from sluice.spark.offsets import Incarnations, Sequences
 from sluice.spark.options import EARLIEST, GROUP, LATEST, Positions, ReadOptions
 
@@ -32,7 +32,7 @@ def offsets_of(door: Door, queue: str) -> QueueOffsets:
     try:
         return door.offsets(queue)
     except Refused as refusal:
-        if refusal.code != "unknown_queue":
+        if refusal.code != NO_QUEUE:
             raise
         raise InvalidOption(
             f"option subscribe names {queue!r}, and there is no such queue at {door.where.url}",

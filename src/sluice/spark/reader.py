@@ -32,9 +32,9 @@ class BatchReader(DataSourceReader):
         options = self._options
         with Door(options.where) as door:
             found = planning.look(door, options)
+            first = self._wanted(planning.starting(door, options, found))
+            last = self._wanted(planning.ending(door, options, found))
             found = {queue: seen for queue, seen in found.items() if self._bounds.takes_queue(queue)}
-            first = planning.starting(door, options, found)
-            last = planning.ending(door, options, found)
             if self._bounds.since is not None:
                 first = _later(first, planning.at_time(door, found, self._bounds.since))
         # Who asks for the earliest asks for what there is, and consumers settle more of it while this is planned.
@@ -48,6 +48,10 @@ class BatchReader(DataSourceReader):
         ]
         ranges = [one for part in ranges for one in self._bounds.narrow(part)]
         return tasks_for(ranges, options.min_partitions, row_bytes(found.values()))
+
+    def _wanted(self, sequences: Sequences) -> Sequences:
+        """Offsets are those of all queues that the options name, whatever a filter leaves of them."""
+        return {place: seq for place, seq in sequences.items() if self._bounds.takes_queue(place[0])}
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Task):

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from sluice.spark.columns import PARTITION, SEQUENCE
 from sluice.spark.door import Door, Where
-from sluice.spark.faults import ANEW, MADE_AGAIN, BrokerGone, DataLost, Refused, StreamCut
+from sluice.spark.faults import ANEW, MADE_AGAIN, NO_QUEUE, BrokerGone, DataLost, Refused, StreamCut
 from sluice.spark.heap import leave_out_imports
 from sluice.spark.offsets import Range, Task
 
@@ -24,7 +24,8 @@ MOST_TOGETHER: Final = 16  # for each row the broker looks at every partition th
 def read_task(
     where: Where, names: list[str], task: Task, group: str = "", may_lose: bool = False, cure: str = ""
 ) -> Iterator[pa.RecordBatch]:
-    """`may_lose`: a queue that was deleted and made again since this was planned has no rows, and that is no fault.
+    """`may_lose`: a queue that was deleted since this was planned, and perhaps made again, has no rows, and that is no
+    fault.
     `cure`: what to do about rows that are gone."""
     leave_out_imports()
     with Door(where) as door:
@@ -91,7 +92,7 @@ def read_ranges(
                 raise DataLost(
                     f"rows {told} of queue {queue!r} cannot be read whole: {refusal.what}", cure
                 ) from None
-            if refusal.code == MADE_AGAIN:
+            if refusal.code in (MADE_AGAIN, NO_QUEUE):
                 if not may_lose:
                     raise DataLost(refusal.what, ANEW) from None
                 log.warning("%s; what the old one had is left out", refusal.what)

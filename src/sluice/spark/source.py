@@ -47,11 +47,12 @@ class SluiceSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         if overwrite:
             raise InvalidOption("a queue cannot be overwritten", 'Say mode("append")')
-        options = write_options(self.options)
-        return BatchWriter(options, check_written(schema, options.queue), options.app or f"spark-{uuid4()}")
+        options = write_options(self.options, streaming=False)
+        app = options.fence() if options.app else f"spark-{uuid4()}"
+        return BatchWriter(options, check_written(schema, options.queue), app)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
         if overwrite:
             raise InvalidOption("a queue cannot be overwritten", 'Say outputMode("append")')
-        options = write_options(self.options)
+        options = write_options(self.options, streaming=True)
         return StreamWriter(options, check_written(schema, options.queue))

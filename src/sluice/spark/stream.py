@@ -29,7 +29,7 @@ from pyspark.sql.streaming.datasource import (
 from sluice.errors import SluiceError
 from sluice.spark import planning
 from sluice.spark.door import Door, QueueOffsets, row_bytes
-from sluice.spark.faults import ANEW, MADE_AGAIN, DataLost, InvalidOption, Refused
+from sluice.spark.faults import ANEW, MADE_AGAIN, OWN_GROUP, DataLost, InvalidOption, Refused
 from sluice.spark.offsets import (
     ROW_BYTES,
     Incarnations,
@@ -45,7 +45,7 @@ from sluice.spark.offsets import (
     to_json,
     without,
 )
-from sluice.spark.options import EARLIEST, LATEST, ReadOptions
+from sluice.spark.options import EARLIEST, GROUP, LATEST, ReadOptions
 from sluice.spark.rows import read_task
 
 if TYPE_CHECKING:
@@ -83,7 +83,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 start = LATEST
             for seen in found.values():
                 self._join(door, seen, start)
-            self._initial = to_json(planning.starting(door, options, found), planning.incarnations_of(found))
+            if options.group:  # from here on all is kept for it; what has gone before was not
+                found = {queue: planning.offsets_of(door, queue) for queue in found}
+            begin = planning.starting(door, options, found)
+            self._begin(door, begin, found)
+            self._initial = to_json(begin, planning.incarnations_of(found))
         return self._initial
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -110,6 +114,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest = to_json(latest, now)
         self._row_bytes = row_bytes(found.values())
         self._check(begin, found)
+        self._check_group(begin, found)
         if self._target is not None:
             latest = {
                 place: min(end, self._target[place]) for place, end in latest.items() if place in self._target
@@ -123,9 +128,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """A restart may begin here, in the middle of a batch, and find that its group is gone: it comes back first."""
         options = self._options
-        now = incarnations_in(end)
-        begin = without(from_json(start), made_again(incarnations_in(start), now))
+        now, then = incarnations_in(end), incarnations_in(start)
+        self._settle(from_json(start), then)
+        begin = without(from_json(start), made_again(then, now))
         ranges = ranges_between(begin, from_json(end), not options.fail_on_data_loss, now)
         return tasks_for(ranges, options.min_partitions, self._row_bytes)
 
@@ -143,7 +150,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, Task)
         options = self._options
         return read_task(
-            options.where, self._names, partition, options.group, may_lose=not options.fail_on_data_loss
+            options.where,
+            self._names,
+            partition,
+            options.group,
+            may_lose=not options.fail_on_data_loss,
+            cure=OWN_GROUP if options.group else "",
         )
 
     # ---- looking
@@ -164,7 +176,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return found
             if len(found) == 1 and self._options.queues:
                 [(queue, seen)] = found.items()
-                return {queue: door.offsets(queue, seen.latest(), WAIT_SECONDS)}
+                if door.can_wait(seen.latest()):
+                    return {queue: door.offsets(queue, seen.latest(), WAIT_SECONDS)}
             if time.monotonic() >= until:
                 return found
             time.sleep(LOOK_SECONDS)
@@ -184,8 +197,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     raise
                 self._lost(f"queue {queue!r} is not there any more")
         for queue in sorted(known.difference(wanted)):
-            if options.takes(queue):
-                self._lost(f"queue {queue!r} is not there any more")
+            if options.takes(queue):  # a list may be older than a queue, or without it for a moment
+                try:
+                    found[queue] = planning.offsets_of(door, queue)
+                except InvalidOption:
+                    self._lost(f"queue {queue!r} is not there any more")
         for queue in sorted(found.keys() - known):
             self._join(door, found[queue])
         return found
@@ -229,16 +245,47 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         f" up to {start}: the queue was deleted and made again, or its broker's data are others",
                         ANEW,
                     )
-            if not self._options.group:  # what a group waits for is kept; the rest was not for it
+            if not self._options.group:
                 self._check_kept(seen, {part: seq for (one, part), seq in begin.items() if one == queue})
 
     def _check_kept(self, seen: QueueOffsets, begin: dict[int, int]) -> None:
+        if seen.compacted:
+            return  # what was replaced is no loss
         for one in seen.partitions:
             if begin.get(one.partition, one.earliest) < one.earliest:
                 self._lost(
                     f"partition {one.partition} of queue {seen.queue!r} is kept from {one.earliest} on, and Spark has"
                     f" read up to {begin[one.partition]} only"
                 )
+
+    def _check_group(self, begin: Sequences, found: dict[str, QueueOffsets]) -> None:
+        """The same for what is to be read next in the group: the broker knows what it has lost, and what was never for
+        it. Without an answer the tasks find out."""
+        if not self._options.group:
+            return
+        for queue, seen in found.items():
+            latest = seen.latest()
+            starts = {
+                part: seq for (one, part), seq in begin.items() if one == queue and seq < latest.get(part, 0)
+            }
+            if starts:
+                try:
+                    told = self._open().tell(queue, self._options.group, starts, incarnation=seen.incarnation)
+                except SluiceError as fault:
+                    log.warning(
+                        "what group %s of %s has lost is not known: %s", self._options.group, queue, fault
+                    )
+                else:
+                    self._tell_lost(queue, told.lost)
+
+    def _tell_lost(self, queue: str, lost: dict[int, int]) -> None:
+        for partition, sequence in sorted(lost.items()):
+            self._lost(
+                f"partition {partition} of queue {queue!r} has lost {sequence} before Spark has read it in group"
+                f" {self._options.group!r}: others have settled it for this group, or it was purged, expired or pushed"
+                " out",
+                OWN_GROUP,
+            )
 
     def _lost(self, what: str, do: str = "") -> None:
         if self._options.fail_on_data_loss:
@@ -268,13 +315,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not options.group:
             return
         try:
-            which = seen.incarnation
-            floors = door.advance(seen.queue, options.group, {}, create=True, start=start, incarnation=which)
-            door.advance(seen.queue, options.group, floors, incarnation=which)
+            door.tell(seen.queue, options.group, {}, create=True, start=start, incarnation=seen.incarnation)
         except Refused as refusal:
             if refusal.code == MADE_AGAIN:
                 raise DataLost(refusal.what, ANEW) from None
             raise InvalidOption(f"option group is {options.group!r}: {refusal.what}", refusal.do) from None
+
+    def _begin(self, door: Door, begin: Sequences, found: dict[str, QueueOffsets]) -> None:
+        """Let the group be where Spark begins, so that all from there on is kept for it."""
+        options = self._options
+        for queue, seen in found.items() if options.group else ():
+            starts = {part: seq for (one, part), seq in begin.items() if one == queue}
+            if options.starting == GROUP and options.starting_time is None:
+                self._tell_lost(queue, door.standing(queue, options.group).lost)
+            else:
+                self._check_kept(seen, starts)
+            door.tell(queue, options.group, starts, incarnation=seen.incarnation, begin=True)
 
     def _settle(self, done: Sequences, then: Incarnations) -> None:
         """Let the group be done with what Spark is done with. Should that fail, the next call says it again: a batch

@@ -108,7 +108,8 @@ def _explained(refusal: Refused) -> Refused:
         )
     elif refusal.code == "stale_batch":
         refusal.do = (
-            "The broker was restarted between staging and commit: start the query again, it repeats the batch"
+            f"{refusal.do}. So start the query again: it repeats the batch. One that takes longer than bulk.stage_ttl"
+            " fails each time: raise that, or make batches smaller, by maxBytesPerTrigger"
         )
     return refusal
 
@@ -126,7 +127,24 @@ class BatchWriter(DataSourceArrowWriter):
         return stage_rows(options.where, self._app, options.version, options.queue, self._names, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        commit_stages(self._options.where, self._app, self._options.version, messages)
+        if self._was_stored_before():
+            drop_stages(self._options.where, self._app, self._options.version)
+        else:
+            commit_stages(self._options.where, self._app, self._options.version, messages)
+
+    def _was_stored_before(self) -> bool:
+        """Jobs that were run before each queue had a name of its own (`fence`) are known by that of the job."""
+        options = self._options
+        if not options.app:
+            return False
+        with Door(options.where) as door:
+            last = door.last_batch(options.app)
+        if last is None or options.version > last:
+            return False
+        log.warning(
+            "version %d of %s was stored before, and is not stored again", options.version, options.app
+        )
+        return True
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         drop_stages(self._options.where, self._app, self._options.version)

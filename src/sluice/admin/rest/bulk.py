@@ -215,6 +215,12 @@ class NewProgress(Progress):
         description="Of the queue whose sequences these are, as the offsets tell it: refused (409) if it was made "
         "again since",
     )
+    begin: bool = Field(
+        default=False,
+        strict=True,
+        description="A reader begins here, with what is kept: the group goes back if it is further, and what it has "
+        "lost so far is forgotten",
+    )
 
 
 class StageQuery(BaseModel):
@@ -253,11 +259,21 @@ class Offsets(BaseModel):
         description="Another one after the queue was deleted and made again: its sequences then begin anew"
     )
     dead_letters: bool = Field(description="Its rows have the columns of dead letters")
+    compacted: bool = Field(description="Messages are replaced by younger ones of their key")
     partitions: list[PartitionOffsets]
 
 
 class Floors(BaseModel):
     partitions: dict[str, int] = Field(examples=[{"0": 120, "1": 95}])
+
+
+class Standing(Floors):
+    lost: dict[str, int] | None = Field(
+        default=None,
+        examples=[{"0": 97}],
+        description="If something is lost: by partition the first sequence, at or behind those that were told, that is "
+        "gone before the group was told to be done with it",
+    )
 
 
 class Staged(BaseModel):
@@ -287,6 +303,11 @@ def _floors(found: dict[int, int]) -> Floors:
     return Floors(partitions={str(number): seq for number, seq in sorted(found.items())})
 
 
+def _standing(found: bulk.Standing) -> Standing:
+    lost = {str(number): seq for number, seq in sorted(found.lost.items())}
+    return Standing(partitions=_floors(found.floors).partitions, lost=lost or None)
+
+
 # ---- reading
 
 
@@ -310,6 +331,7 @@ async def offsets(request: Request, name: QueueName, query: Annotated[OffsetsQue
         queue=found.queue,
         incarnation=found.incarnation,
         dead_letters=found.dead_letters,
+        compacted=found.compacted,
         partitions=[
             PartitionOffsets(
                 partition=one.partition, earliest=one.earliest, latest=one.latest, bytes=one.bytes
@@ -456,26 +478,32 @@ async def _stream_of(request: Request, name: str, parts: list[Part], query: HowQ
 # ---- progress
 
 
-@router.get("/queues/{name}/groups/{group}/progress", response_model=Floors, responses=answers(404, 409))
-async def progress(request: Request, name: QueueName, group: GroupName) -> Floors:
-    """How far a group has settled each partition."""
-    return _floors(await ask(request, lambda service: service.bulk.progress(name, group)))
+@router.get(
+    "/queues/{name}/groups/{group}/progress",
+    response_model=Standing,
+    response_model_exclude_none=True,
+    responses=answers(404, 409),
+)
+async def progress(request: Request, name: QueueName, group: GroupName) -> Standing:
+    """How far a group has settled each partition, and whether it has lost something."""
+    return _standing(await ask(request, lambda service: service.bulk.progress(name, group)))
 
 
 @router.put(
     "/queues/{name}/groups/{group}/progress",
-    response_model=Floors,
+    response_model=Standing,
+    response_model_exclude_none=True,
     responses=answers(404, 408, 409, 410, 413, 415),
     **needs(Role.OPERATOR, "settle messages"),
 )
-async def set_progress(request: Request, name: QueueName, group: GroupName, told: NewProgress) -> Floors:
-    """Settle everything below these sequences for a group, never backwards. Answered when it is kept; refused while the
-    group has consumers over MQTT."""
-    return _floors(
+async def set_progress(request: Request, name: QueueName, group: GroupName, told: NewProgress) -> Standing:
+    """Settle everything below these sequences for a group, never backwards unless a reader begins there. Answered when
+    it is kept; refused while the group has consumers over MQTT."""
+    return _standing(
         await ask(
             request,
             lambda service: service.bulk.advance(
-                name, group, told.partitions, told.create, told.start, told.incarnation
+                name, group, told.partitions, told.create, told.start, told.incarnation, told.begin
             ),
             COMMIT_SECONDS,
         )
