@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from sluice.notation import parse_duration
+from sluice.queues.batches import ONCE
 from sluice.spark.columns import check_written
 from sluice.spark.faults import InvalidOption, Refused
 from sluice.spark.source import SluiceSource
@@ -179,6 +180,13 @@ def test_every_column_of_a_message_arrives(spark: SparkSession, house: House) ->
 
 def write(frame: DataFrame, house: House, **options: str) -> None:
     frame.write.format("sluice").options(url=house.url, **options).mode("append").save()
+
+
+def test_a_write_without_a_name_is_remembered_for_a_day_and_one_with_a_name_longer(house: House) -> None:
+    for options, is_once in (({}, True), ({"txnAppId": "job", "txnVersion": "7"}, False)):
+        source = SluiceSource({"url": house.url, "queue": "q", **options})
+        writer = source.writer(StructType([StructField("value", StringType())]), overwrite=False)
+        assert writer._app.startswith(ONCE) == is_once
 
 
 def test_a_batch_write_is_all_or_nothing_and_counts_once_if_it_is_named(

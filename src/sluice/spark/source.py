@@ -17,7 +17,7 @@ from sluice.spark.heap import leave_out_imports
 from sluice.spark.options import read_options, write_options
 from sluice.spark.reader import BatchReader, NarrowingReader
 from sluice.spark.stream import StreamReader
-from sluice.spark.writer import BatchWriter, StreamWriter
+from sluice.spark.writer import ONCE, BatchWriter, StreamWriter
 
 PATIENCE: Final = 5.0  # seconds for the first question: a wrong url should not take a minute to find out
 
@@ -48,7 +48,7 @@ class SluiceSource(DataSource):
         if overwrite:
             raise InvalidOption("a queue cannot be overwritten", 'Say mode("append")')
         options = write_options(self.options, streaming=False)
-        app = options.fence() if options.app else f"spark-{uuid4()}"
+        app = options.fence() if options.app else f"{ONCE}{uuid4()}"
         return BatchWriter(options, check_written(schema, options.queue), app)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802

@@ -24,6 +24,9 @@ from sluice.spark.options import WriteOptions
 log = logging.getLogger(__name__)
 
 STAGE_BYTES: Final = 8 << 20  # sent at once: what a task holds, and says again after a failure
+ONCE: Final = (
+    "once/"  # so begins the name of who brings one batch and does not come again: it is forgotten after a day
+)
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
 

@@ -21,6 +21,7 @@ from sluice.spark.faults import InvalidOption
 from sluice.spark.pipelines.bringing import PLACE, brought
 from sluice.spark.pipelines.portions import portions
 from sluice.spark.pipelines.queues import Queues
+from sluice.spark.writer import ONCE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -171,7 +172,7 @@ def put_back(
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> Redriven:
     """Put back what was repaired and checked, which whoever calls this has seen to be so many."""
-    app = f"redrive/{uuid4()}"
+    app = f"{ONCE}redrive/{uuid4()}"
     done = skipped = number = 0
     for table in brought(rows):
         for portion in portions(table):
