@@ -333,22 +333,23 @@ class BulkDesk:
             if fault:
                 raise InvalidQueueConfig(f"{group!r} cannot be a group", fault)
             found = hands.engine.group(queue, group, floors)
-        if create:
+        if create or ends:
             _check_free(queue, found)
+        if create:
             for cursor in found.cursors:
                 if cursor.losses is None:
                     begin_anew(hands.engine, cursor, cursor.floor)
         if begin:
-            self._begin(queue, found, ends)
-        for number, end in ends.items():
-            await self._settle(queue, found, number, end)
-        hands.engine.journal.want_sync()
+            self._begin(found, ends)
+        if create or begin or any(_is_news(found.cursors[number], end) for number, end in ends.items()):
+            for number, end in ends.items():
+                await self._settle(queue, found, number, end)
+            hands.engine.journal.want_sync()
         await hands.kept()
         return _standing(found, ends)
 
-    def _begin(self, queue: Queue, group: Group, starts: dict[int, int]) -> None:
+    def _begin(self, group: Group, starts: dict[int, int]) -> None:
         """From here on whatever is lost for the group is known; what has gone before was not for this reader."""
-        _check_free(queue, group)
         hands = self._hands
         hands.begin()
         floors = [
@@ -584,6 +585,11 @@ def _check_lost(reader: Cursor, start: int, end: int) -> None:
             _earliest(partition),
             int(partition.committed),
         )
+
+
+def _is_news(cursor: Cursor, end: int) -> bool:
+    """Whether a group is not done with everything below `end` yet, or was not told so."""
+    return cursor.floor < end or cursor.losses is None or cursor.losses.told < end
 
 
 def _check_free(queue: Queue, group: Group) -> None:

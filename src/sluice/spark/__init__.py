@@ -15,7 +15,7 @@
 programs that need it by itself: `Door(Where()).advance(...)` settles a range after a batch job.
 
 Modules: `source` is what Spark meets; `options`; `reader` (batch), `stream` (streaming) and `rows` (on the executors);
-`writer`; `offsets` and `pushdown` decide without I/O; `door` speaks HTTP; `session` and `java` start Spark.
+`writer`; `offsets` and `pushdown` decide without I/O; `door` and `line` speak HTTP; `session` and `java` start Spark.
 """
 
 from sluice.spark.door import Door, Where

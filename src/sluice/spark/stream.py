@@ -276,7 +276,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         "what group %s of %s has lost is not known: %s", self._options.group, queue, fault
                     )
                 else:
-                    self._tell_lost(queue, told.lost)
+                    self._tell_lost(queue, {part: told.lost[part] for part in starts if part in told.lost})
 
     def _tell_lost(self, queue: str, lost: dict[int, int]) -> None:
         for partition, sequence in sorted(lost.items()):
