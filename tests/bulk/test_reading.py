@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import ssl
 import time
 from datetime import UTC, datetime
@@ -18,6 +19,8 @@ import pytest
 import trustme
 
 from sluice.bulk.arrow import schema_of
+from sluice.bulk.pace import Pace
+from sluice.bulk.reading import Part, Wanted, Worker, Workshop
 from sluice.bulk.worker import NICE
 from tests.admin.rest.conftest import until
 from tests.brokers import StartBroker
@@ -334,9 +337,35 @@ async def test_whoever_reads_beside_another_has_a_process_of_its_own_and_outlive
             async for piece in other.aiter_raw():
                 parts.append(piece)
     assert read_arrow(b"".join(parts)).num_rows == 3_000
-    for _ in range(3):  # one after the other they share one
-        assert (await house.rows(start=0, end=500)).num_rows == 500
-    assert worker_of(house) != first
+    assert (await house.rows(start=0, end=500)).num_rows == 500
+    assert first not in workers_of(house)
+
+
+async def test_who_reads_after_another_has_its_process_and_who_reads_beside_it_one_of_its_own(
+    tmp_path: Path,
+) -> None:
+    workshop = Workshop(str(tmp_path), Pace(), most=2)
+    wanted = Wanted("q", (Part(0, 0, 1),), ["value"])
+    way, lines = socket.socket(), list[socket.socket]()
+
+    def begin() -> Worker:
+        worker, line = workshop.begin(wanted, [5], way.fileno(), False)
+        lines.append(line)
+        return worker
+
+    try:
+        first = begin()
+        workshop.finish(first)
+        assert begin() is first, "nobody reads beside it"
+        second = begin()
+        assert second is not first
+        workshop.finish(second)
+        assert begin() is second, "it has fewest"
+        assert begin() in (first, second), "there are no more than two"
+    finally:
+        for line in (way, *lines):
+            line.close()
+        workshop.close()
 
 
 def maps_of(pid: int) -> str:

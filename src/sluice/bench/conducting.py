@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -162,9 +162,12 @@ def measure(
         timed = timing.messages is None
         warm = at + (timing.warm_seconds if timed else 0.0)
         stop = warm + timing.seconds if timed else None
+        # A few messages are through before anybody is awake to look: so their beginning is what is seen before it.
+        first, own = replace(target.sample(), at=at), cpu_seconds()
         crew.tell({"do": "begin", "at": at, "warm": warm, "end": stop})
         _sleep_until(warm)
-        first, own = target.sample(), cpu_seconds()
+        if timed:
+            first, own = target.sample(), cpu_seconds()
         last: Sample | None = None
         if stop is not None:
             while (left := stop - time.monotonic()) > 0:
