@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -321,6 +322,44 @@ def test_last_values_belong_to_one_group_of_one_queue(
     check(before, about, 7, {0: 9})
     before.replace(rows, before.version(), about, {0: 9})
     assert about.items() <= before.about().items()
+
+
+def test_last_values_are_begun_while_workers_settle(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.make()
+    house.fill([str(nth) for nth in range(10)])
+    house.door.advance(house.queue, "w", {}, create=True)
+    work = iter([{0: 3}, {}])
+    ends: list[dict[int, int]] = []
+
+    def look(rows: object, by: str, drop_empty: bool) -> object:
+        house.door.advance(house.queue, "w", next(work))  # nothing is kept for compact yet
+        return rows
+
+    def load(self: Queues, spark: object, queue: str, **options: str) -> Any:
+        return SimpleNamespace(count=lambda: len(house.read(**options)))
+
+    def replace(self: DeltaTable, rows: object, version: int, about: object, end: dict[int, int]) -> int:
+        ends.append(end)
+        return 7
+
+    monkeypatch.setattr(compact, "latest", look)
+    monkeypatch.setattr(Queues, "read", load)
+    monkeypatch.setattr(DeltaTable, "replace", replace)
+    spark: Any = None
+    done = compact.to_table(spark, Queues(house.where), house.queue, tmp_path)
+    assert (done.read, ends, house.door.progress(house.queue, "compact")) == (7, [{0: 10}], {0: 10})
+
+    house.fill(["10"])
+
+    def settle(*told: object) -> object:  # another run, into another table, while there is no such group
+        house.door.advance(house.queue, "other", {0: 11}, create=True)
+        return told[0]
+
+    monkeypatch.setattr(compact, "latest", settle)
+    with pytest.raises(InvalidOption, match="for another table"):
+        compact.to_table(spark, Queues(house.where), house.queue, tmp_path, group="other")
 
 
 def test_what_was_put_back_for_another_group_is_not_read_for_this_one(house: House) -> None:

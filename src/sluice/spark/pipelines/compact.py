@@ -89,13 +89,18 @@ def to_table(
         seen = door.offsets(queue)
         about = {QUEUE: queue, GROUP: group, INCARNATION: seen.incarnation}
         start, end = floors_of(door, queue, group, seen), seen.latest()
-        check_following(table, about, queues.settled(queue, group), start)
+        settled = queues.settled(queue, group)
+        check_following(table, about, settled, start)
         fresh = _range(spark, queues, queue, group, start, end, skip_lost)
-        rows = fresh
-        if version >= 0 and table.files(version):
-            rows = table.read(spark, version).unionByName(fresh, allowMissingColumns=True)
-        last = latest(rows, by, drop_empty)  # what cannot be understood is told before there is a group
-        door.advance(queue, group, {}, create=True, incarnation=seen.incarnation)
+        last = latest(
+            _laid_over(table, version, fresh, spark), by, drop_empty
+        )  # told before there is a group
+        places = door.advance(queue, group, {}, create=True, incarnation=seen.incarnation)
+        if settled is None:  # until it was there, nothing was kept for it
+            check_following(table, about, queues.settled(queue, group), places)
+            start, end = places, {one: max(place, end.get(one, 0)) for one, place in places.items()}
+            fresh = _range(spark, queues, queue, group, start, end, skip_lost)
+            last = latest(_laid_over(table, version, fresh, spark), by, drop_empty)
         read = fresh.count()
         keys = table.replace(last, version, about, end) if read else _count(table, spark)
         door.advance(queue, group, end, incarnation=seen.incarnation)
@@ -193,6 +198,13 @@ def _range(
         startingOffsets=json.dumps({queue: {str(one): seq for one, seq in start.items()}}),
         endingOffsets=json.dumps({queue: {str(one): seq for one, seq in end.items()}}),
     )
+
+
+def _laid_over(table: DeltaTable, version: int, fresh: DataFrame, spark: SparkSession) -> DataFrame:
+    """What the table holds, and what is new."""
+    if version < 0 or not table.files(version):
+        return fresh
+    return table.read(spark, version).unionByName(fresh, allowMissingColumns=True)
 
 
 def _count(table: DeltaTable, spark: SparkSession) -> int:
