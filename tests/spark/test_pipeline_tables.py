@@ -21,7 +21,7 @@ from sluice.cli.options import Where
 from sluice.spark import Door
 from sluice.spark.faults import InvalidOption, Refused
 from sluice.spark.pipelines import archive, bringing, compact, delta, portions, replay, running, transform
-from sluice.spark.pipelines.alone import check_group
+from sluice.spark.pipelines.alone import AtWork, check_group
 from sluice.spark.pipelines.queues import LONGEST_APP, TRIES, Queues, app_of
 from sluice.spark.pipelines.tables import DeltaTable, ParquetTable, Table, open_table
 from tests.spark.conftest import House
@@ -429,15 +429,44 @@ def test_a_replay_goes_on_with_the_archive_that_it_began_with(
     assert len(again.table.files(again.version)) == 1 and not again.is_newest
     other = replay.plan(queues, tmp_path, house.queue, name=name, where="key IS NULL")
     assert (other.done, other.version) == (0, later.version)  # another question leaves out nothing
-    with pytest.raises(
-        replay.OtherVersion, match="another run"
-    ):  # which had begun before the archive has grown
-        replay._check_same(queues, later)
-    replay._check_same(queues, again)
+    monkeypatch.setattr(replay, "_portions", lambda spark, chosen, files: iter([PORTION] * 2))
+    spark: Any = None
+    done = replay.carry_out(spark, queues, first)  # planned before the first portion was there
+    assert (done.known, done.published) == (2, 2)
+    with pytest.raises(replay.OtherVersion, match="another run"):  # the archive had grown when it was planned
+        replay.carry_out(spark, queues, later)
+    assert replay.carry_out(spark, queues, first).known == 4
+    assert house.values() == ["a", "b"] * 2
     if kind == "delta" and name:
-        assert replay.plan(queues, tmp_path, house.queue, name=name, version=first.version).done == 1
+        assert replay.plan(queues, tmp_path, house.queue, name=name, version=first.version).done == 2
         with pytest.raises(InvalidOption, match=f"began with version {first.version}"):
             replay.plan(queues, tmp_path, house.queue, name=name, version=later.version)
+
+
+def test_of_two_runs_of_a_replay_one_waits_for_the_other(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.make()
+    queues = Queues(house.where)
+    grow = archive_of(tmp_path, "delta", monkeypatch)
+    first = replay.plan(queues, tmp_path, house.queue)
+    grow()
+    later = replay.plan(queues, tmp_path, house.queue)
+    spark: Any = None
+
+    def begin_another(*told: object) -> Iterator[pa.Table]:
+        monkeypatch.setattr(replay, "_portions", lambda *told: iter([PORTION]))
+        with pytest.raises(AtWork, match="another run is at work"):
+            replay.carry_out(spark, queues, later)
+        yield PORTION
+
+    monkeypatch.setattr(replay, "_portions", begin_another)
+    assert replay.carry_out(spark, queues, first).published == 2
+    assert house.values() == ["a", "b"]
+    other = replay.plan(queues, tmp_path, house.queue, name="other")
+    (tmp_path / "_sluice" / "replay").rename(tmp_path / "_sluice" / "before")
+    (tmp_path / "_sluice" / "replay").touch()  # as good as an archive that can only be read
+    assert replay.carry_out(spark, queues, other).published == 2
 
 
 def test_a_replay_that_fails_says_how_to_go_on(
