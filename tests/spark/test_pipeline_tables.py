@@ -11,16 +11,28 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake.exceptions import DeltaError
 from typer.testing import CliRunner
 
 from sluice.cli import app, sparking, streaming
 from sluice.cli.options import Where
 from sluice.spark import Door
 from sluice.spark.faults import InvalidOption, Refused
-from sluice.spark.pipelines import archive, bringing, compact, delta, portions, replay, running, transform
+from sluice.spark.pipelines import (
+    archive,
+    bringing,
+    compact,
+    delta,
+    portions,
+    replay,
+    running,
+    transform,
+    writing,
+)
 from sluice.spark.pipelines.alone import AtWork, check_group
 from sluice.spark.pipelines.queues import LONGEST_APP, TRIES, Queues, app_of
 from sluice.spark.pipelines.tables import DeltaTable, ParquetTable, Table, open_table
@@ -83,7 +95,9 @@ def test_a_batch_counts_when_its_commit_is_on_disk(
     commits = [str(log / f"{number:020d}.json") for number in range(4)]
     table = DeltaTable(tmp_path)
     table.add("q", 0, rows)
-    assert synced[-4:] == [*commits[:2], str(log), str(tmp_path)]  # the table, and its first batch
+    first = synced.index(commits[0])
+    assert synced[first : first + 4] == [*commits[:2], str(log), str(tmp_path.parent)]
+    assert synced[-1] == str(tmp_path)  # the table, its first batch, and the way there
     table.add("q", 1, rows)
     assert synced[-3:] == [commits[2], str(log), str(tmp_path)]
     synced.clear()
@@ -94,6 +108,62 @@ def test_a_batch_counts_when_its_commit_is_on_disk(
     table = DeltaTable(tmp_path / "last")
     table.replace(rows, -1)
     assert str(tmp_path / "last" / "_delta_log" / f"{1:020d}.json") in synced
+
+
+def test_a_batch_of_parquet_files_that_is_found_in_the_table_is_on_disk(
+    tmp_path: Path, synced: list[str]
+) -> None:
+    rows: Any = TriedAgain()
+    path = tmp_path / "new" / "table"
+    for _ in range(2):  # whoever had renamed it has died before it was synced
+        ParquetTable(path).add("q", 0, rows)
+        assert synced[-1] == str(path) and {str(tmp_path / "new"), str(tmp_path)} <= set(synced)
+        synced.clear()
+    table = ParquetTable(path)
+    table.has = lambda key, batch: bool(synced)  # type: ignore[method-assign]  # somebody else is faster
+    assert table.add("q", 0, rows) == 0
+    assert synced[-1] == str(path)
+
+
+def test_what_others_are_about_to_commit_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta, "_arrow_schema", lambda rows: ROWS[0].schema)
+    rows: Any = TriedAgain()
+    table = DeltaTable(tmp_path)
+    table.add("q", 0, rows)
+    log = tmp_path / "_delta_log"
+    real, gone = writing.sync, log / f"{2:020d}.json"
+    (log / f"{2:020d}.json#1").symlink_to("nothing")
+    seen: list[Path] = []
+
+    def sync(path: str | Path) -> None:
+        seen.append(Path(path))
+        if seen[-1] == gone:
+            gone.unlink()  # as when old commits are cleared away
+        real(path)
+
+    gone.touch()
+    monkeypatch.setattr(delta, "sync", sync)
+    table._sync_log()
+    assert seen == [gone, log]
+
+
+def test_a_fault_of_the_table_itself_is_not_told_as_a_change_by_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta, "_arrow_schema", lambda rows: ROWS[0].schema)
+    rows: Any = TriedAgain()
+
+    def fail(*told: object, **more: object) -> None:
+        raise DeltaError("no room")
+
+    monkeypatch.setattr(deltalake.DeltaTable, "create_write_transaction", fail)
+    table = DeltaTable(tmp_path)
+    for group in ("one", "two"):  # a table that is new, and one that is to say something else of itself
+        with pytest.raises(DeltaError, match="no room"):
+            table.replace(rows, table.version(), {compact.GROUP: group})
+    assert table.version() == 1
 
 
 def test_batches_of_parquet_files_keep_their_order_when_they_are_copied(tmp_path: Path) -> None:

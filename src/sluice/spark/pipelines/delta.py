@@ -10,6 +10,7 @@ Files that a crash leaves behind are in no commit: `vacuum(full=True)` removes t
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 HOLDS: Final = "sluice.holds"  # property of a table
 LAST_VALUES: Final = "last-values"
+# Commits and checkpoints. What others have not committed yet has such a number too, and comes and goes.
+_OF_LOG: Final = re.compile(r"\d{20}\.(json|checkpoint\..*parquet)")
 
 
 class DeltaTable(Table):
@@ -102,6 +105,7 @@ class DeltaTable(Table):
         self.path.mkdir(parents=True, exist_ok=True)
         written = write_rows(rows, self.path)
         sync(self.path)
+        table = None
         try:
             if version < 0:
                 table = self._create(schema, "error", told)
@@ -117,7 +121,7 @@ class DeltaTable(Table):
                 commit_properties=CommitProperties(max_commit_retries=0, app_transactions=reached),
             )
         except DeltaError:
-            if self.version() == version:
+            if self.version() == (version if table is None else table.version()):
                 raise
             self._discard(written)
             raise TableChanged(
@@ -227,11 +231,18 @@ class DeltaTable(Table):
         """delta-rs leaves its log to the page cache. What counts as done goes from the queue, and a power cut must not
         take the commit."""
         log = self.path / "_delta_log"
-        fresh = sorted(
-            file for file in log.iterdir() if file.name[:1].isdigit() and file.name > self._on_disk
-        )
-        for path in (*fresh, log, self.path):
-            sync(path)
+        while True:
+            fresh = sorted(
+                file for file in log.iterdir() if _OF_LOG.fullmatch(file.name) and file.name > self._on_disk
+            )
+            try:
+                for path in fresh:
+                    sync(path)
+            except FileNotFoundError:  # cleared away meanwhile: a checkpoint has what was in it
+                continue
+            break
+        sync(log)
+        self._sync_names()
         if fresh:
             self._on_disk = fresh[-1].name
 

@@ -26,6 +26,7 @@ class ParquetTable(Table):
 
     def add(self, key: str, batch: int, rows: DataFrame) -> int:
         if self.has(key, batch):
+            self._sync_names()  # whoever has renamed it may have died before
             return 0
         self._check_columns(rows.columns)
         folder = self.path / OWN / "arriving"
@@ -43,9 +44,10 @@ class ParquetTable(Table):
         except Exception as fault:
             _remove(arriving, ready)
             if isinstance(fault, OSError) and self.has(key, batch):
+                self._sync_names()
                 return 0
             raise
-        sync(self.path)
+        self._sync_names()
         _remove(arriving)
         # Left by crashes. A second driver that is at this very batch is let alone.
         for left in folder.glob(f"{key}-*"):
