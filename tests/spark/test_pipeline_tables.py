@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,7 +22,7 @@ from typer.testing import CliRunner
 from sluice.cli import app, sparking, streaming
 from sluice.cli.options import Where
 from sluice.spark import Door
-from sluice.spark.faults import InvalidOption, Refused
+from sluice.spark.faults import DataLost, InvalidOption, Refused
 from sluice.spark.pipelines import (
     archive,
     bringing,
@@ -386,12 +387,73 @@ def test_last_values_belong_to_one_group_of_one_queue(
             check(table, about, settled, start)
     table.replace(rows, table.version(), about, {0: 12, 1: 4})
     assert (table.reached(0), table.reached(1), table.reached(2)) == (12, 4, None)
+    for _ in range(2):  # the second time there is nothing to say
+        before = table.version()
+        table.reach({0: 13, 1: 4})
+        assert (table.reached(0), table.reached(1), len(values(table))) == (13, 4, 4)
+    assert table.version() == before
+    compact.last_values(table.path)
 
-    before = DeltaTable(tmp_path / "before")  # of a time when tables said nothing of it
-    before.replace(rows, -1)
-    check(before, about, 7, {0: 9})
-    before.replace(rows, before.version(), about, {0: 9})
-    assert about.items() <= before.about().items()
+    older = DeltaTable(tmp_path / "older")  # of a time when tables said nothing of it
+    older.replace(rows, -1)
+    check(older, about, 7, {0: 9})
+    older.replace(rows, older.version(), about, {0: 9})
+    assert about.items() <= older.about().items()
+
+
+def test_last_values_that_were_restored_are_brought_up_to_date_or_refused(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta, "_arrow_schema", lambda rows: ROWS[0].schema)
+    monkeypatch.setattr(compact, "latest", lambda rows, by, drop_empty: rows)
+    monkeypatch.setattr(compact, "_laid_over", lambda table, version, fresh, spark: fresh)
+    monkeypatch.setattr(compact, "_count", lambda table, spark: 0)
+    house.make()
+    house.door.advance(house.queue, "keeper", {}, create=True)
+
+    class Loaded(TriedAgain):
+        def __init__(self, options: dict[str, str]) -> None:
+            self.options = options
+
+        def count(self) -> int:
+            return len(house.read(**self.options))
+
+    def load(self: Queues, spark: object, queue: str, **options: str) -> Any:
+        return Loaded(options)
+
+    def read(**how: Any) -> int:
+        spark: Any = None
+        return compact.to_table(spark, Queues(house.where), house.queue, tmp_path, **how).read
+
+    monkeypatch.setattr(Queues, "read", load)
+    house.fill(["a", "b"])
+    assert read() == 2
+    backup = shutil.copytree(tmp_path, tmp_path / "backup")
+    house.fill(["c"])
+    assert (read(), read()) == (1, 0)
+    deltalake.DeltaTable(tmp_path).restore(1)
+    with pytest.raises(InvalidOption, match=r"restored to an older version.*--skip-lost"):
+        read()
+    shutil.rmtree(tmp_path / "_delta_log")
+    shutil.copytree(backup, tmp_path, dirs_exist_ok=True)
+    assert (read(), read()) == (1, 0)  # c once more, which the group has settled and another one keeps
+    shutil.rmtree(tmp_path / "_delta_log")
+    shutil.copytree(backup, tmp_path, dirs_exist_ok=True)
+    house.door.advance(house.queue, "keeper", {0: 3})
+    house.fill(["d"])
+    with pytest.raises(DataLost, match="rows 2 to 4"):
+        read()
+    assert read(skip_lost=True) == 1
+    deltalake.DeltaTable(tmp_path).restore(1)
+    assert (read(skip_lost=True), read(skip_lost=True)) == (0, 0)
+    house.fill(["e"])
+    assert (read(skip_lost=True), read()) == (1, 0)  # it was written to since
+    asyncio.run(house.reject(b"for others"))
+    assert read() == 1
+    assert house.api.post(f"/queues/{house.queue}/dlq/retry", json={}).is_success
+    house.door.advance(house.queue, "w", house.door.offsets(house.queue).latest())
+    for _ in range(2):  # a gap that is nobody's loss
+        assert read() == 0
 
 
 def test_last_values_are_begun_while_workers_settle(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 HOLDS: Final = "sluice.holds"  # property of a table
 LAST_VALUES: Final = "last-values"
+AFTER_A_WRITE: Final = 100  # commits that others may have made: properties, compaction, vacuum
 # Commits and checkpoints. What others have not committed yet has such a number too, and comes and goes.
 _OF_LOG: Final = re.compile(r"\d{20}\.(json|checkpoint\..*parquet)")
 
@@ -129,6 +130,29 @@ class DeltaTable(Table):
             ) from None
         self._sync_log()
         return sum(count for _, _, count in written)
+
+    def is_restored(self) -> bool:
+        """Whether its rows are those of an older version, and nobody has written since."""
+        table = self._open()
+        done = [] if table is None else [one.get("operation") for one in table.history(AFTER_A_WRITE)]
+        return "RESTORE" in done[: done.index("WRITE") if "WRITE" in done else None]
+
+    def reach(self, ends: dict[int, int]) -> None:
+        """Say that the last values have reached `ends`, and nothing has come that changes them."""
+        from deltalake import CommitProperties, Transaction
+
+        table = self._open()
+        if table is None or table.metadata().configuration.get(HOLDS) != LAST_VALUES:
+            return
+        reached = [
+            Transaction(f"{OWN}/{one}", end)
+            for one, end in ends.items()
+            if table.transaction_version(f"{OWN}/{one}") != end
+        ]
+        if reached:
+            told = CommitProperties(app_transactions=reached)
+            table.create_write_transaction([], mode="append", schema=table.schema(), commit_properties=told)
+            self._sync_log()
 
     def check_archive(self) -> None:
         table = self._open()
