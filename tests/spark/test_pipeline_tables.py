@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -21,7 +22,8 @@ from typer.testing import CliRunner
 
 from sluice.cli import app, sparking, streaming
 from sluice.cli.options import Where
-from sluice.spark import Door
+from sluice.cli.pipeline_guards import flags_for
+from sluice.spark import Door, faults
 from sluice.spark.faults import DataLost, InvalidOption, Refused
 from sluice.spark.pipelines import (
     archive,
@@ -652,3 +654,16 @@ def test_a_run_that_misses_messages_says_how_to_go_on_without_them(
             ran = CliRunner().invoke(app, ["pipeline", *words, "-q", house.queue, *flags, "--url", house.url])
             assert ran.exit_code == 1 and "go on with what is left: --skip-lost" in ran.stderr, ran.stderr
     assert heard == [False, True] * 3
+
+
+def test_a_command_tells_of_flags_and_not_of_options() -> None:
+    said = [value for name, value in vars(faults).items() if name.isupper() and " " in str(value)]
+    assert len(said) >= 3
+    said += [str(faults.DataLost("12 is gone")), str(faults.BrokerGone("http://h", 30, "refused"))]
+    said += ["option group is 'x'", "option subscribe names 'x'", "Give the option token or tokenFile"]
+    said += ["option tokenFile: t cannot be read", "Give each query a checkpointLocation of its own"]
+    for text in said:
+        for translated in (flags_for(text, "another --checkpoint"), flags_for(f"so it is. {text}", "")):
+            assert not re.search(r"[a-z][A-Z]|option|load\(\)", translated), translated
+    assert "begin anew, with another --to" in flags_for(faults.OWN_GROUP, "another --to")
+    assert flags_for("option tokenFile: t", "") == "--token-file: t"
