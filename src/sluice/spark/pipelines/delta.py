@@ -197,9 +197,9 @@ class DeltaTable(Table):
     def words_of(self, version: int) -> str:
         return f"version {version} of the archive"
 
-    def identity(self) -> str:
+    def identities(self) -> list[str]:
         table = self._open()
-        return "" if table is None else str(table.metadata().id)
+        return [] if table is None else [str(table.metadata().id)]
 
     def files(self, version: int | None = None) -> list[str]:
         import deltalake
@@ -210,6 +210,14 @@ class DeltaTable(Table):
         actions = table.get_add_actions(flatten=True)
         found = zip(actions["modification_time"].to_pylist(), actions["path"].to_pylist())
         return [str(self.path / name) for _, name in sorted(found)]
+
+    def keeps(self, version: int) -> bool:
+        from deltalake.exceptions import DeltaError
+
+        try:
+            return super().keeps(version)
+        except DeltaError:  # its commit was cleared away
+            return False
 
     def _open(self) -> deltalake.DeltaTable | None:
         import deltalake

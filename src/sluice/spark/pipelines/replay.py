@@ -130,8 +130,13 @@ def plan(
         raise InvalidOption(f"{table.path} holds no rows", "Give the directory of an archive")
     how = (where, since, until, queue)
     name = name or _mark(str(table.path), "" if version is None else str(version), *how)
-    app = app_of("replay", name, _mark(table.identity(), *how))
-    last = queues.last_portion(app)
+    apps = [app_of("replay", name, _mark(one, *how)) for one in table.identities()]
+    app, last = next(((one, last) for one in apps if (last := queues.last_portion(one))), (apps[0], 0))
+    if not last and queues.last_portion(app_of("replay", name)):
+        raise InvalidOption(
+            f"replay {name} was begun by an earlier version of Sluice, which counted it otherwise",
+            "Give another --name, with --since or --where that leaves out what it has published",
+        )
     begun = last // PORTIONS - 1 if last else None
     if version is not None and begun is not None and begun != version:
         raise InvalidOption(
@@ -139,7 +144,17 @@ def plan(
             "Leave --version out to go on with it, or give another --name",
         )
     pinned = next(one for one in (begun, version, table.version()) if one is not None)
-    return Plan(table, pinned, name, app, how, last % PORTIONS)
+    done = last % PORTIONS
+    if not table.keeps(pinned):
+        before = f"; replay {name} has published {done} of its portions" if done else ""
+        raise InvalidOption(
+            f"{table.path} does not keep {table.words_of(pinned)} as it was: files are gone, or others came before"
+            f" them{before}",
+            "Publish what is left with another --name, and --since or --where that leaves out what was published"
+            if done
+            else "Leave --version out, or give one that is kept",
+        )
+    return Plan(table, pinned, name, app, how, done)
 
 
 def _mark(*facts: str) -> str:

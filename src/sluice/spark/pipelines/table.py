@@ -48,12 +48,17 @@ class Table(ABC):
         """The same for people."""
 
     @abstractmethod
-    def identity(self) -> str:
-        """By what a table with rows is told from others, wherever it is moved."""
+    def identities(self) -> list[str]:
+        """By what a table with rows is told from others, wherever it is moved: the first, or one of the others if it
+        was the first before."""
 
     @abstractmethod
     def files(self, version: int | None = None) -> list[str]:
         """What the table consists of, the oldest first; now, or as it was."""
+
+    def keeps(self, version: int) -> bool:
+        """Whether all that it consisted of then is still there."""
+        return all(os.path.exists(file) for file in self.files(version))
 
     @abstractmethod
     def check_version(self, version: int) -> None:
