@@ -326,6 +326,20 @@ def test_rows_are_brought_in_their_order_however_many_fit(
     for most, cut in ((1, [[2], [1], [3]]), (1000, [[2, 1, 3]])):  # the even ones are in the first partition
         monkeypatch.setattr(bringing, "AT_ONCE", most)
         assert [table["sequence"].to_pylist() for table in bringing.brought(frame, "timestamp")] == cut
+    part = [bringing.Span("jobs", nth, 0, 999, 1) for nth in range(1, 5001)]
+    assert [row["sequence"] for row in frame.where(bringing._within(part)).orderBy("sequence").collect()] == [
+        1,
+        3,
+    ]
+    part = [
+        bringing.Span("before", 9, 7, 7, 1),
+        bringing.Span("jobs", 0, 0, 999, 1),
+        bringing.Span("jobs", 1, 0, 1, 1),
+    ]
+    assert [row["sequence"] for row in frame.where(bringing._within(part)).orderBy("sequence").collect()] == [
+        1,
+        2,
+    ]
 
 
 def test_an_archive_of_messages_and_letters_is_read_with_the_columns_of_both(

@@ -230,6 +230,8 @@ def test_what_cannot_be_used_is_told_before_spark_is_started(
         f"archive -q {queue} --to {file}": "is a file",
         f"replay --from {nowhere}": "holds no rows",
         f"compact --from {nowhere} --to-queue x": "holds no rows",
+        f"compact -q {queue} --to-queue x --settle": "--settle does nothing with --to-queue",
+        f"compact -q {queue} --to-queue x --skip-lost": "--skip-lost does nothing with --to-queue",
         f"flow --from {nowhere}": "holds no rows",
         f"flow -q {queue} --window soon": "--window 'soon'",
         f"flow -q {queue} --to {tmp_path}": "is a directory",

@@ -5,22 +5,38 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake.exceptions import DeltaError
 from typer.testing import CliRunner
 
 from sluice.cli import app, sparking, streaming
 from sluice.cli.options import Where
-from sluice.spark import Door
-from sluice.spark.faults import InvalidOption, Refused
-from sluice.spark.pipelines import archive, bringing, compact, delta, portions, replay, running, transform
-from sluice.spark.pipelines.alone import check_group
+from sluice.cli.pipeline_guards import flags_for
+from sluice.spark import Door, faults
+from sluice.spark.faults import DataLost, InvalidOption, Refused
+from sluice.spark.pipelines import (
+    archive,
+    bringing,
+    compact,
+    delta,
+    portions,
+    replay,
+    running,
+    transform,
+    writing,
+)
+from sluice.spark.pipelines.alone import AtWork, check_group
 from sluice.spark.pipelines.queues import LONGEST_APP, TRIES, Queues, app_of
 from sluice.spark.pipelines.tables import DeltaTable, ParquetTable, Table, open_table
 from tests.spark.conftest import House
@@ -82,7 +98,9 @@ def test_a_batch_counts_when_its_commit_is_on_disk(
     commits = [str(log / f"{number:020d}.json") for number in range(4)]
     table = DeltaTable(tmp_path)
     table.add("q", 0, rows)
-    assert synced[-4:] == [*commits[:2], str(log), str(tmp_path)]  # the table, and its first batch
+    first = synced.index(commits[0])
+    assert synced[first : first + 4] == [*commits[:2], str(log), str(tmp_path.parent)]
+    assert synced[-1] == str(tmp_path)  # the table, its first batch, and the way there
     table.add("q", 1, rows)
     assert synced[-3:] == [commits[2], str(log), str(tmp_path)]
     synced.clear()
@@ -93,6 +111,62 @@ def test_a_batch_counts_when_its_commit_is_on_disk(
     table = DeltaTable(tmp_path / "last")
     table.replace(rows, -1)
     assert str(tmp_path / "last" / "_delta_log" / f"{1:020d}.json") in synced
+
+
+def test_a_batch_of_parquet_files_that_is_found_in_the_table_is_on_disk(
+    tmp_path: Path, synced: list[str]
+) -> None:
+    rows: Any = TriedAgain()
+    path = tmp_path / "new" / "table"
+    for _ in range(2):  # whoever had renamed it has died before it was synced
+        ParquetTable(path).add("q", 0, rows)
+        assert synced[-1] == str(path) and {str(tmp_path / "new"), str(tmp_path)} <= set(synced)
+        synced.clear()
+    table = ParquetTable(path)
+    table.has = lambda key, batch: bool(synced)  # type: ignore[method-assign]  # somebody else is faster
+    assert table.add("q", 0, rows) == 0
+    assert synced[-1] == str(path)
+
+
+def test_what_others_are_about_to_commit_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta, "_arrow_schema", lambda rows: ROWS[0].schema)
+    rows: Any = TriedAgain()
+    table = DeltaTable(tmp_path)
+    table.add("q", 0, rows)
+    log = tmp_path / "_delta_log"
+    real, gone = writing.sync, log / f"{2:020d}.json"
+    (log / f"{2:020d}.json#1").symlink_to("nothing")
+    seen: list[Path] = []
+
+    def sync(path: str | Path) -> None:
+        seen.append(Path(path))
+        if seen[-1] == gone:
+            gone.unlink()  # as when old commits are cleared away
+        real(path)
+
+    gone.touch()
+    monkeypatch.setattr(delta, "sync", sync)
+    table._sync_log()
+    assert seen == [gone, log]
+
+
+def test_a_fault_of_the_table_itself_is_not_told_as_a_change_by_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta, "_arrow_schema", lambda rows: ROWS[0].schema)
+    rows: Any = TriedAgain()
+
+    def fail(*told: object, **more: object) -> None:
+        raise DeltaError("no room")
+
+    monkeypatch.setattr(deltalake.DeltaTable, "create_write_transaction", fail)
+    table = DeltaTable(tmp_path)
+    for group in ("one", "two"):  # a table that is new, and one that is to say something else of itself
+        with pytest.raises(DeltaError, match="no room"):
+            table.replace(rows, table.version(), {compact.GROUP: group})
+    assert table.version() == 1
 
 
 def test_batches_of_parquet_files_keep_their_order_when_they_are_copied(tmp_path: Path) -> None:
@@ -315,12 +389,111 @@ def test_last_values_belong_to_one_group_of_one_queue(
             check(table, about, settled, start)
     table.replace(rows, table.version(), about, {0: 12, 1: 4})
     assert (table.reached(0), table.reached(1), table.reached(2)) == (12, 4, None)
+    for _ in range(2):  # the second time there is nothing to say
+        before = table.version()
+        table.reach({0: 13, 1: 4})
+        assert (table.reached(0), table.reached(1), len(values(table))) == (13, 4, 4)
+    assert table.version() == before
+    compact.last_values(table.path)
 
-    before = DeltaTable(tmp_path / "before")  # of a time when tables said nothing of it
-    before.replace(rows, -1)
-    check(before, about, 7, {0: 9})
-    before.replace(rows, before.version(), about, {0: 9})
-    assert about.items() <= before.about().items()
+    older = DeltaTable(tmp_path / "older")  # of a time when tables said nothing of it
+    older.replace(rows, -1)
+    check(older, about, 7, {0: 9})
+    older.replace(rows, older.version(), about, {0: 9})
+    assert about.items() <= older.about().items()
+
+
+def test_last_values_that_were_restored_are_brought_up_to_date_or_refused(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta, "_arrow_schema", lambda rows: ROWS[0].schema)
+    monkeypatch.setattr(compact, "latest", lambda rows, by, drop_empty: rows)
+    monkeypatch.setattr(compact, "_laid_over", lambda table, version, fresh, spark: fresh)
+    monkeypatch.setattr(compact, "_count", lambda table, spark: 0)
+    house.make()
+    house.door.advance(house.queue, "keeper", {}, create=True)
+
+    class Loaded(TriedAgain):
+        def __init__(self, options: dict[str, str]) -> None:
+            self.options = options
+
+        def count(self) -> int:
+            return len(house.read(**self.options))
+
+    def load(self: Queues, spark: object, queue: str, **options: str) -> Any:
+        return Loaded(options)
+
+    def read(**how: Any) -> int:
+        spark: Any = None
+        return compact.to_table(spark, Queues(house.where), house.queue, tmp_path, **how).read
+
+    monkeypatch.setattr(Queues, "read", load)
+    house.fill(["a", "b"])
+    assert read() == 2
+    backup = shutil.copytree(tmp_path, tmp_path / "backup")
+    house.fill(["c"])
+    assert (read(), read()) == (1, 0)
+    deltalake.DeltaTable(tmp_path).restore(1)
+    with pytest.raises(InvalidOption, match=r"restored to an older version.*--skip-lost"):
+        read()
+    shutil.rmtree(tmp_path / "_delta_log")
+    shutil.copytree(backup, tmp_path, dirs_exist_ok=True)
+    assert (read(), read()) == (1, 0)  # c once more, which the group has settled and another one keeps
+    shutil.rmtree(tmp_path / "_delta_log")
+    shutil.copytree(backup, tmp_path, dirs_exist_ok=True)
+    house.door.advance(house.queue, "keeper", {0: 3})
+    house.fill(["d"])
+    with pytest.raises(DataLost, match="rows 2 to 4"):
+        read()
+    assert read(skip_lost=True) == 1
+    deltalake.DeltaTable(tmp_path).restore(1)
+    assert (read(skip_lost=True), read(skip_lost=True)) == (0, 0)
+    house.fill(["e"])
+    assert (read(skip_lost=True), read()) == (1, 0)  # it was written to since
+    asyncio.run(house.reject(b"for others"))
+    assert read() == 1
+    assert house.api.post(f"/queues/{house.queue}/dlq/retry", json={}).is_success
+    house.door.advance(house.queue, "w", house.door.offsets(house.queue).latest())
+    for _ in range(2):  # a gap that is nobody's loss
+        assert read() == 0
+
+
+def test_last_values_are_begun_while_workers_settle(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.make()
+    house.fill([str(nth) for nth in range(10)])
+    house.door.advance(house.queue, "w", {}, create=True)
+    work = iter([{0: 3}, {}])
+    ends: list[dict[int, int]] = []
+
+    def look(rows: object, by: str, drop_empty: bool) -> object:
+        house.door.advance(house.queue, "w", next(work))  # nothing is kept for compact yet
+        return rows
+
+    def load(self: Queues, spark: object, queue: str, **options: str) -> Any:
+        return SimpleNamespace(count=lambda: len(house.read(**options)))
+
+    def replace(self: DeltaTable, rows: object, version: int, about: object, end: dict[int, int]) -> int:
+        ends.append(end)
+        return 7
+
+    monkeypatch.setattr(compact, "latest", look)
+    monkeypatch.setattr(Queues, "read", load)
+    monkeypatch.setattr(DeltaTable, "replace", replace)
+    spark: Any = None
+    done = compact.to_table(spark, Queues(house.where), house.queue, tmp_path)
+    assert (done.read, ends, house.door.progress(house.queue, "compact")) == (7, [{0: 10}], {0: 10})
+
+    house.fill(["10"])
+
+    def settle(*told: object) -> object:  # another run, into another table, while there is no such group
+        house.door.advance(house.queue, "other", {0: 11}, create=True)
+        return told[0]
+
+    monkeypatch.setattr(compact, "latest", settle)
+    with pytest.raises(InvalidOption, match="for another table"):
+        compact.to_table(spark, Queues(house.where), house.queue, tmp_path, group="other")
 
 
 def test_what_was_put_back_for_another_group_is_not_read_for_this_one(house: House) -> None:
@@ -379,26 +552,92 @@ def test_a_replay_goes_on_with_the_archive_that_it_began_with(
     first = replay.plan(queues, tmp_path, house.queue, name=name)
     grow()
     later = replay.plan(queues, tmp_path, house.queue, name=name)
-    assert (first.done, later.version - first.version, first.app) == (
-        0,
-        1,
-        later.app,
-    )  # nothing was published yet
+    assert first.done == 0 and later.version > first.version  # nothing was published yet
+    assert first.app == later.app
     queues.publish(first.app, first.number(1), house.queue, PORTION)
     again = replay.plan(queues, tmp_path, house.queue, name=name)
     assert (again.done, again.version, again.number(2)) == (1, first.version, first.number(2))
     assert len(again.table.files(again.version)) == 1 and not again.is_newest
     other = replay.plan(queues, tmp_path, house.queue, name=name, where="key IS NULL")
     assert (other.done, other.version) == (0, later.version)  # another question leaves out nothing
-    with pytest.raises(
-        replay.OtherVersion, match="another run"
-    ):  # which had begun before the archive has grown
-        replay._check_same(queues, later)
-    replay._check_same(queues, again)
+    monkeypatch.setattr(replay, "_portions", lambda spark, chosen, files: iter([PORTION] * 2))
+    spark: Any = None
+    done = replay.carry_out(spark, queues, first)  # planned before the first portion was there
+    assert (done.known, done.published) == (2, 2)
+    with pytest.raises(replay.OtherVersion, match="another run"):  # the archive had grown when it was planned
+        replay.carry_out(spark, queues, later)
+    assert replay.carry_out(spark, queues, first).known == 4
+    assert house.values() == ["a", "b"] * 2
     if kind == "delta" and name:
-        assert replay.plan(queues, tmp_path, house.queue, name=name, version=first.version).done == 1
+        assert replay.plan(queues, tmp_path, house.queue, name=name, version=first.version).done == 2
         with pytest.raises(InvalidOption, match=f"began with version {first.version}"):
             replay.plan(queues, tmp_path, house.queue, name=name, version=later.version)
+
+
+@pytest.mark.parametrize("kind", ["delta", "parquet"])
+def test_a_replay_does_not_go_on_with_an_archive_that_is_not_what_it_was(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    house.make()
+    queues = Queues(house.where)
+    grow = archive_of(tmp_path, kind, monkeypatch)
+    grow()
+    first = replay.plan(queues, tmp_path, house.queue, name="mine")
+    queues.publish(first.app, first.number(1), house.queue, PORTION)
+    grow()
+    assert replay.plan(queues, tmp_path, house.queue, name="mine").done == 1
+    if kind == "parquet":  # a batch of another query, which a copy has made older
+        (tmp_path / "batch=other-000000000").mkdir()
+        os.utime(tmp_path / "batch=other-000000000", (1, 1))
+    else:
+        deltalake.DeltaTable(tmp_path).optimize.compact()
+        assert replay.plan(queues, tmp_path, house.queue, name="mine").done == 1
+        deltalake.DeltaTable(tmp_path).vacuum(0, dry_run=False, enforce_retention_duration=False)
+    with pytest.raises(InvalidOption, match=r"replay mine has published 1 of its portions.*another --name"):
+        replay.plan(queues, tmp_path, house.queue, name="mine")
+    assert replay.plan(queues, tmp_path, house.queue, name="rest").done == 0
+    if kind == "delta":
+        with pytest.raises(InvalidOption, match=r"does not keep version 1 .*Leave --version out"):
+            replay.plan(queues, tmp_path, house.queue, name="rest", version=1)
+        (tmp_path / "_delta_log" / f"{0:020d}.json").unlink()
+        assert not DeltaTable(tmp_path).keeps(1)
+
+
+def test_a_replay_that_an_earlier_version_began_is_not_begun_again(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.make()
+    queues = Queues(house.where)
+    archive_of(tmp_path, "delta", monkeypatch)
+    queues.publish("replay/old", 3, house.queue, PORTION)
+    with pytest.raises(InvalidOption, match=r"earlier version.*another --name"):
+        replay.plan(queues, tmp_path, house.queue, name="old")
+
+
+def test_of_two_runs_of_a_replay_one_waits_for_the_other(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.make()
+    queues = Queues(house.where)
+    grow = archive_of(tmp_path, "delta", monkeypatch)
+    first = replay.plan(queues, tmp_path, house.queue)
+    grow()
+    later = replay.plan(queues, tmp_path, house.queue)
+    spark: Any = None
+
+    def begin_another(*told: object) -> Iterator[pa.Table]:
+        monkeypatch.setattr(replay, "_portions", lambda *told: iter([PORTION]))
+        with pytest.raises(AtWork, match="another run is at work"):
+            replay.carry_out(spark, queues, later)
+        yield PORTION
+
+    monkeypatch.setattr(replay, "_portions", begin_another)
+    assert replay.carry_out(spark, queues, first).published == 2
+    assert house.values() == ["a", "b"]
+    other = replay.plan(queues, tmp_path, house.queue, name="other")
+    (tmp_path / "_sluice" / "replay").rename(tmp_path / "_sluice" / "before")
+    (tmp_path / "_sluice" / "replay").touch()  # as good as an archive that can only be read
+    assert replay.carry_out(spark, queues, other).published == 2
 
 
 def test_a_replay_that_fails_says_how_to_go_on(
@@ -452,3 +691,16 @@ def test_a_run_that_misses_messages_says_how_to_go_on_without_them(
             ran = CliRunner().invoke(app, ["pipeline", *words, "-q", house.queue, *flags, "--url", house.url])
             assert ran.exit_code == 1 and "go on with what is left: --skip-lost" in ran.stderr, ran.stderr
     assert heard == [False, True] * 3
+
+
+def test_a_command_tells_of_flags_and_not_of_options() -> None:
+    said = [value for name, value in vars(faults).items() if name.isupper() and " " in str(value)]
+    assert len(said) >= 3
+    said += [str(faults.DataLost("12 is gone")), str(faults.BrokerGone("http://h", 30, "refused"))]
+    said += ["option group is 'x'", "option subscribe names 'x'", "Give the option token or tokenFile"]
+    said += ["option tokenFile: t cannot be read", "Give each query a checkpointLocation of its own"]
+    for text in said:
+        for translated in (flags_for(text, "another --checkpoint"), flags_for(f"so it is. {text}", "")):
+            assert not re.search(r"[a-z][A-Z]|option|load\(\)", translated), translated
+    assert "begin anew, with another --to" in flags_for(faults.OWN_GROUP, "another --to")
+    assert flags_for("option tokenFile: t", "") == "--token-file: t"

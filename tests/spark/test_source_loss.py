@@ -121,6 +121,27 @@ def test_a_first_batch_that_was_not_finished_tells_what_it_lost(house: House) ->
         assert planner.batch() == ["new"]
 
 
+def test_a_batch_read_that_begins_where_its_group_stands_tells_what_was_taken_away_before_that(
+    house: House,
+) -> None:
+    house.make()
+    house.door.advance(house.queue, "g", {}, create=True)
+    house.fill(numbers(0, 8))
+    house.door.advance(house.queue, "g", {0: 4})
+    purge(house)
+    house.fill(numbers(8, 10))
+    seen = house.door.offsets(house.queue)
+    assert house.door.progress(house.queue, "g") == {0: 8}
+    told = r"has lost 4 before .*'g'.*startingOffsets earliest, or failOnDataLoss=false"
+    with pytest.raises(DataLost, match=told):
+        house.values(group="g", startingOffsets="group")
+    with pytest.raises(DataLost, match=told):
+        planning_.floors_of(house.door, house.queue, "g", seen)
+    assert planning_.floors_of(house.door, house.queue, "g", seen, may_lose=True) == {0: 8}
+    for cured in ({"startingOffsets": "earliest"}, {"startingOffsets": "group", "failOnDataLoss": "false"}):
+        assert house.values(group="g", **cured) == numbers(8, 10)
+
+
 def test_gaps_from_before_a_group_are_no_loss(house: House) -> None:
     house.make()
     house.door.advance(house.queue, "w", {}, create=True)

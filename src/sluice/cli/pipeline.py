@@ -361,7 +361,8 @@ def compact(
             "--from goes with --to-queue", "Compact a queue into a table, or an archive into a queue"
         )
     if to is None:
-        needless(context, "group", "with --to-queue, which reads all that is kept", "Leave it out")
+        for option in ("group", "settle", "skip_lost"):
+            needless(context, option, "with --to-queue, which looks at all that is kept", "Leave it out")
     from sluice.spark.pipelines import compact as making
     from sluice.spark.pipelines.tables import open_table
 
@@ -376,7 +377,8 @@ def compact(
         visit.check_queue(queue)
     group = group or "compact"
     minding = nullcontext() if to is None else visit.minding(queue, group)
-    with minding, in_flags(), visit.spark() as spark, at_work(visit, "compacting"):
+    anew = "another directory and another --group"
+    with minding, in_flags(anew), visit.spark() as spark, at_work(visit, "compacting"):
         queues = visit.queues
         if to is not None:
             done = making.to_table(

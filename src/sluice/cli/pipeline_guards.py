@@ -3,13 +3,25 @@ refuses."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from sluice.cli.failures import wrong_command
 from sluice.cli.sparking import SparkVisit
 from sluice.errors import SluiceError
+
+FLAGS: Final = {
+    "group": "--group",
+    "subscribe": "--queue",
+    "url": "--url",
+    "token": "--token",
+    "tokenFile": "--token-file",
+    "ca": "--ca",
+}
+_OPTION: Final = re.compile(rf"\b(?:the )?option ({'|'.join(FLAGS)})\b")
 
 
 def own_group(visit: SparkVisit, queue: str, given: str, usual: str, checkpoint: Path) -> str:
@@ -31,15 +43,37 @@ def keep_letters(visit: SparkVisit, queue: str, settle: bool) -> None:
 
 
 @contextmanager
-def in_flags() -> Iterator[None]:
-    """The source tells of its options; who gives a command has flags."""
+def in_flags(anew: str = "another --checkpoint and another --group") -> Iterator[None]:
+    """The source tells of its options; who gives a command has flags. `anew`: with which of them it begins anew."""
     try:
         yield
     except SluiceError as failure:
-        failure.what, failure.do = (
-            text.replace("failOnDataLoss=false", "--skip-lost") for text in (failure.what, failure.do)
-        )
+        failure.what, failure.do = (flags_for(text, anew) for text in (failure.what, failure.do))
         raise
+
+
+def flags_for(text: str, anew: str) -> str:
+    """Whole cures before their words: what a program does by an option, a command may do otherwise, or not at all."""
+    from sluice.spark import faults
+
+    cures = {
+        faults.LEFT: (
+            "Go on with what is left: --skip-lost. Messages are kept until every group has settled them, or for"
+            " limits.retention"
+        ),
+        faults.OWN_GROUP: (
+            "Give each run a --group of its own, that nobody else consumes, moves or purges. To go on with what is"
+            f" left: --skip-lost, for one run; or begin anew, with {anew}"
+        ),
+        faults.ANEW: f"Begin anew, with {anew}",
+        "; the option retrySeconds says how long to try": "",
+        "failOnDataLoss=false": "--skip-lost",
+        "checkpointLocation": "--checkpoint",
+        "token or tokenFile": "token or --token-file",
+    }
+    for cure, said in cures.items():
+        text = text.replace(cure, said)
+    return _OPTION.sub(lambda found: FLAGS[found[1]], text)
 
 
 def read_query(file: Path) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 from sluice.spark.door import Door, QueueOffsets
-from sluice.spark.faults import NO_QUEUE, InvalidOption, Refused
+from sluice.spark.faults import LEFT, NO_QUEUE, DataLost, InvalidOption, Refused
 from sluice.spark.offsets import Incarnations, Sequences
 from sluice.spark.options import EARLIEST, GROUP, LATEST, Positions, ReadOptions
+
+log = logging.getLogger(__name__)
 
 FROM_EARLIEST, FROM_LATEST = -2, -1
 
@@ -52,15 +56,16 @@ def earliest_of(found: dict[str, QueueOffsets]) -> Sequences:
     return {(queue, one.partition): one.earliest for queue, seen in found.items() for one in seen.partitions}
 
 
-def starting(door: Door, options: ReadOptions, found: dict[str, QueueOffsets]) -> Sequences:
-    """Where to begin."""
+def starting(door: Door, options: ReadOptions, found: dict[str, QueueOffsets], cure: str = LEFT) -> Sequences:
+    """Where to begin. `cure`: what to do about what a group has lost."""
     if options.starting_time is not None:
         return at_time(door, found, options.starting_time)
     if options.starting == GROUP:
+        may_lose = not options.fail_on_data_loss
         return {
             (queue, partition): max(floor, seen.earliest().get(partition, 0))
             for queue, seen in found.items()
-            for partition, floor in floors_of(door, queue, options.group, seen).items()
+            for partition, floor in floors_of(door, queue, options.group, seen, may_lose, cure).items()
         }
     return at_positions(options.starting, found, "startingOffsets", FROM_EARLIEST)
 
@@ -72,14 +77,38 @@ def ending(door: Door, options: ReadOptions, found: dict[str, QueueOffsets]) -> 
     return at_positions(options.ending, found, "endingOffsets", FROM_LATEST)
 
 
-def floors_of(door: Door, queue: str, group: str, seen: QueueOffsets) -> dict[int, int]:
-    """Where the group stands; a group that is not there yet would begin at the earliest."""
+def floors_of(
+    door: Door, queue: str, group: str, seen: QueueOffsets, may_lose: bool = False, cure: str = LEFT
+) -> dict[int, int]:
+    """Where the group stands; a group that is not there yet would begin at the earliest. It stands behind what was
+    taken away from it, so that whoever begins there never sees a loss: it is told here, as `DataLost`, or with
+    `may_lose` as a warning."""
     try:
-        return door.progress(queue, group)
+        standing = door.standing(queue, group)
     except Refused as refusal:
         if refusal.code != "unknown_group":
             raise
         return seen.earliest()
+    tell_lost(queue, group, standing.lost, may_lose, cure)
+    return standing.floors
+
+
+def tell_lost(queue: str, group: str, lost: dict[int, int], may_lose: bool, cure: str) -> None:
+    """What a group has lost, by partition the first sequence of it."""
+    for partition, sequence in sorted(lost.items()):
+        lose(
+            f"partition {partition} of queue {queue!r} has lost {sequence} before Spark has read it in group"
+            f" {group!r}: others have settled it for this group, or it was purged, expired or pushed out",
+            may_lose,
+            cure,
+        )
+
+
+def lose(what: str, may_lose: bool, cure: str = "") -> None:
+    """Something that is to be read is gone."""
+    if not may_lose:
+        raise DataLost(what, cure)
+    log.warning("%s; going on with what there is (failOnDataLoss=false)", what)
 
 
 def at_time(door: Door, found: dict[str, QueueOffsets], seconds: float) -> Sequences:

@@ -85,7 +85,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._join(door, seen, start)
             if options.group:  # from here on all is kept for it; what has gone before was not
                 found = {queue: planning.offsets_of(door, queue) for queue in found}
-            begin = planning.starting(door, options, found)
+            begin = planning.starting(door, options, found, OWN_GROUP)
             self._begin(door, begin, found)
             self._initial = to_json(begin, planning.incarnations_of(found))
         return self._initial
@@ -279,18 +279,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     self._tell_lost(queue, {part: told.lost[part] for part in starts if part in told.lost})
 
     def _tell_lost(self, queue: str, lost: dict[int, int]) -> None:
-        for partition, sequence in sorted(lost.items()):
-            self._lost(
-                f"partition {partition} of queue {queue!r} has lost {sequence} before Spark has read it in group"
-                f" {self._options.group!r}: others have settled it for this group, or it was purged, expired or pushed"
-                " out",
-                OWN_GROUP,
-            )
+        options = self._options
+        planning.tell_lost(queue, options.group, lost, not options.fail_on_data_loss, OWN_GROUP)
 
     def _lost(self, what: str, do: str = "") -> None:
-        if self._options.fail_on_data_loss:
-            raise DataLost(what, do)
-        log.warning("%s; going on with what there is (failOnDataLoss=false)", what)
+        planning.lose(what, not self._options.fail_on_data_loss, do)
 
     def _limited(self, begin: Sequences, latest: Sequences, found: dict[str, QueueOffsets]) -> Sequences:
         options = self._options

@@ -48,6 +48,6 @@ def check_group(checkpoint: Path, group: str, settled: int | None) -> None:
     if settled and not any(checkpoint.glob("offsets/[0-9]*")):
         raise InvalidOption(
             f"group {group} follows another run of this queue, which has another checkpoint than {checkpoint}",
-            "Give --group NAME, or the --checkpoint of that run. If that is lost, and there is no other run, --group"
-            f" {group} goes on where the group stands",
+            "Give --group NAME, or the --checkpoint of that run. If that is lost, or dead letters were put back, which"
+            f" count as settled too, and there is no other run, --group {group} goes on where the group stands",
         )

@@ -84,13 +84,18 @@ def _spans(rows: DataFrame, width: int) -> list[Span]:
 
 
 def _within(part: Sequence[Span]) -> Column:
-    """Whether a row is in one of these: neighbours in the order, so that each partition has one stretch of them."""
-    stretches: dict[tuple[str, int], tuple[int, int]] = {}
-    for span in part:
-        first, _ = stretches.get((span.home, span.partition), (span.first, 0))
-        stretches[span.home, span.partition] = (first, span.last)
-    chosen = f.lit(False)
-    for (home, partition), (first, last) in stretches.items():
-        here = (f.col("home") == home) & (f.col("partition") == partition)
-        chosen = chosen | (here & f.col("sequence").between(first, last))
-    return chosen
+    """Whether a row is in one of these, which are neighbours in the order. However many they are, it is one comparison:
+    Spark goes through an expression by recursion. By `home` alone, files that have none of them are left out."""
+    first, last = part[0], part[-1]
+    place = f.struct(*PLACE)
+    return (
+        f.col("home").between(first.home, last.home)
+        & (place >= _place(first.home, first.partition, first.first))
+        & (place <= _place(last.home, last.partition, last.last))
+    )
+
+
+def _place(home: str, partition: int, sequence: int) -> Column:
+    """As Spark compares it with those of rows: of the same types."""
+    values = (f.lit(home), f.lit(partition).cast("int"), f.lit(sequence).cast("bigint"))
+    return f.struct(*(value.alias(name) for name, value in zip(PLACE, values)))

@@ -3,7 +3,8 @@
 The state of a table after one run is where the next begins: what the queue has got since is laid over it. Progress of
 the group is saved after the table, so a crash between the two repeats rows that change nothing. A table and a group
 belong together, because what the group has settled is in the table alone: the table says which group it is, and how far
-it has come, and a run in which the two do not fit is refused.
+it has come, and a run in which the two do not fit is refused. Of a table whose files come from a backup the next run
+reads once more what has come since, or says that it is gone.
 """
 
 from __future__ import annotations
@@ -88,16 +89,26 @@ def to_table(
         version = table.version()
         seen = door.offsets(queue)
         about = {QUEUE: queue, GROUP: group, INCARNATION: seen.incarnation}
-        start, end = floors_of(door, queue, group, seen), seen.latest()
-        check_following(table, about, queues.settled(queue, group), start)
+        start, end = floors_of(door, queue, group, seen, may_lose=skip_lost), seen.latest()
+        settled = queues.settled(queue, group)
+        check_following(table, about, settled, start)
+        check_restored(table, skip_lost)
+        start = _behind(table, start)
         fresh = _range(spark, queues, queue, group, start, end, skip_lost)
-        rows = fresh
-        if version >= 0 and table.files(version):
-            rows = table.read(spark, version).unionByName(fresh, allowMissingColumns=True)
-        last = latest(rows, by, drop_empty)  # what cannot be understood is told before there is a group
-        door.advance(queue, group, {}, create=True, incarnation=seen.incarnation)
+        # What cannot be understood is told before there is a group.
+        last = latest(_laid_over(table, version, fresh, spark), by, drop_empty)
+        places = door.advance(queue, group, {}, create=True, incarnation=seen.incarnation)
+        if settled is None:  # until it was there, nothing was kept for it
+            check_following(table, about, queues.settled(queue, group), places)
+            start, end = places, {one: max(place, end.get(one, 0)) for one, place in places.items()}
+            fresh = _range(spark, queues, queue, group, start, end, skip_lost)
+            last = latest(_laid_over(table, version, fresh, spark), by, drop_empty)
         read = fresh.count()
-        keys = table.replace(last, version, about, end) if read else _count(table, spark)
+        if read:
+            keys = table.replace(last, version, about, end)
+        else:
+            table.reach(end)
+            keys = _count(table, spark)
         door.advance(queue, group, end, incarnation=seen.incarnation)
     return Compacted(read, keys)
 
@@ -114,7 +125,7 @@ def check_following(
                 f"group {group} has read {queue} for another table, and what it has settled would be missing in"
                 f" {table.path}",
                 "Give the directory of that table, or --group NAME, which is not there yet: it begins with what the"
-                " queue keeps",
+                " queue keeps. Dead letters that were put back count as settled too",
             )
         return
     known = table.about()
@@ -135,6 +146,16 @@ def check_following(
             f"group {group} of {queue}, which {table.path} was brought up to date by, was deleted: what came since"
             " may be gone with it",
             ANEW,
+        )
+
+
+def check_restored(table: DeltaTable, skip_lost: bool) -> None:
+    """Refuse a table whose rows were taken back: Delta leaves what it says of how far they go as it was."""
+    if table.is_restored() and not skip_lost:
+        raise InvalidOption(
+            f"{table.path} was restored to an older version, and what had come since is missing in it",
+            "Go on without it: --skip-lost; or begin anew with what the queue keeps, in another directory and with"
+            " --group NAME",
         )
 
 
@@ -193,6 +214,19 @@ def _range(
         startingOffsets=json.dumps({queue: {str(one): seq for one, seq in start.items()}}),
         endingOffsets=json.dumps({queue: {str(one): seq for one, seq in end.items()}}),
     )
+
+
+def _behind(table: DeltaTable, start: Mapping[int, int]) -> dict[int, int]:
+    """Where to go on: where the group stands, or before that, where the table ends."""
+    ends = {one: table.reached(one) for one in start}
+    return {one: place if (end := ends[one]) is None else min(place, end) for one, place in start.items()}
+
+
+def _laid_over(table: DeltaTable, version: int, fresh: DataFrame, spark: SparkSession) -> DataFrame:
+    """What the table holds, and what is new."""
+    if version < 0 or not table.files(version):
+        return fresh
+    return table.read(spark, version).unionByName(fresh, allowMissingColumns=True)
 
 
 def _count(table: DeltaTable, spark: SparkSession) -> int:

@@ -10,6 +10,7 @@ Files that a crash leaves behind are in no commit: `vacuum(full=True)` removes t
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 HOLDS: Final = "sluice.holds"  # property of a table
 LAST_VALUES: Final = "last-values"
+AFTER_A_WRITE: Final = 100  # commits that others may have made: properties, compaction, vacuum
+# Commits and checkpoints. What others have not committed yet has such a number too, and comes and goes.
+_OF_LOG: Final = re.compile(r"\d{20}\.(json|checkpoint\..*parquet)")
 
 
 class DeltaTable(Table):
@@ -102,6 +106,7 @@ class DeltaTable(Table):
         self.path.mkdir(parents=True, exist_ok=True)
         written = write_rows(rows, self.path)
         sync(self.path)
+        table = None
         try:
             if version < 0:
                 table = self._create(schema, "error", told)
@@ -117,7 +122,7 @@ class DeltaTable(Table):
                 commit_properties=CommitProperties(max_commit_retries=0, app_transactions=reached),
             )
         except DeltaError:
-            if self.version() == version:
+            if self.version() == (version if table is None else table.version()):
                 raise
             self._discard(written)
             raise TableChanged(
@@ -125,6 +130,29 @@ class DeltaTable(Table):
             ) from None
         self._sync_log()
         return sum(count for _, _, count in written)
+
+    def is_restored(self) -> bool:
+        """Whether its rows are those of an older version, and nobody has written since."""
+        table = self._open()
+        done = [] if table is None else [one.get("operation") for one in table.history(AFTER_A_WRITE)]
+        return "RESTORE" in done[: done.index("WRITE") if "WRITE" in done else None]
+
+    def reach(self, ends: dict[int, int]) -> None:
+        """Say that the last values have reached `ends`, and nothing has come that changes them."""
+        from deltalake import CommitProperties, Transaction
+
+        table = self._open()
+        if table is None or table.metadata().configuration.get(HOLDS) != LAST_VALUES:
+            return
+        reached = [
+            Transaction(f"{OWN}/{one}", end)
+            for one, end in ends.items()
+            if table.transaction_version(f"{OWN}/{one}") != end
+        ]
+        if reached:
+            told = CommitProperties(app_transactions=reached)
+            table.create_write_transaction([], mode="append", schema=table.schema(), commit_properties=told)
+            self._sync_log()
 
     def check_archive(self) -> None:
         table = self._open()
@@ -169,9 +197,9 @@ class DeltaTable(Table):
     def words_of(self, version: int) -> str:
         return f"version {version} of the archive"
 
-    def identity(self) -> str:
+    def identities(self) -> list[str]:
         table = self._open()
-        return "" if table is None else str(table.metadata().id)
+        return [] if table is None else [str(table.metadata().id)]
 
     def files(self, version: int | None = None) -> list[str]:
         import deltalake
@@ -182,6 +210,14 @@ class DeltaTable(Table):
         actions = table.get_add_actions(flatten=True)
         found = zip(actions["modification_time"].to_pylist(), actions["path"].to_pylist())
         return [str(self.path / name) for _, name in sorted(found)]
+
+    def keeps(self, version: int) -> bool:
+        from deltalake.exceptions import DeltaError
+
+        try:
+            return super().keeps(version)
+        except DeltaError:  # its commit was cleared away
+            return False
 
     def _open(self) -> deltalake.DeltaTable | None:
         import deltalake
@@ -227,11 +263,18 @@ class DeltaTable(Table):
         """delta-rs leaves its log to the page cache. What counts as done goes from the queue, and a power cut must not
         take the commit."""
         log = self.path / "_delta_log"
-        fresh = sorted(
-            file for file in log.iterdir() if file.name[:1].isdigit() and file.name > self._on_disk
-        )
-        for path in (*fresh, log, self.path):
-            sync(path)
+        while True:
+            fresh = sorted(
+                file for file in log.iterdir() if _OF_LOG.fullmatch(file.name) and file.name > self._on_disk
+            )
+            try:
+                for path in fresh:
+                    sync(path)
+            except FileNotFoundError:  # cleared away meanwhile: a checkpoint has what was in it
+                continue
+            break
+        sync(log)
+        self._sync_names()
         if fresh:
             self._on_disk = fresh[-1].name
 

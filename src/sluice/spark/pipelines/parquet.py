@@ -2,15 +2,20 @@
 `_sluice/arriving/`, which becomes `batch=<query>-<number>`.
 
 What a crash leaves behind is in a directory whose name begins with `_`, which readers skip.
+
+There are no versions, and nothing but times says which batch was first. So a version is a number of batches with a mark
+of their names: by it whoever goes on with one sees that their order is another by now.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sluice.spark.faults import InvalidOption
 from sluice.spark.pipelines.table import OWN, Table
@@ -19,6 +24,8 @@ from sluice.spark.pipelines.writing import literal, sync, write_rows
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+MARKS: Final = 1 << 16
+
 
 class ParquetTable(Table):
     def has(self, key: str, batch: int) -> bool:
@@ -26,6 +33,7 @@ class ParquetTable(Table):
 
     def add(self, key: str, batch: int, rows: DataFrame) -> int:
         if self.has(key, batch):
+            self._sync_names()  # whoever has renamed it may have died before
             return 0
         self._check_columns(rows.columns)
         folder = self.path / OWN / "arriving"
@@ -39,13 +47,15 @@ class ParquetTable(Table):
             for name, _, _ in written:
                 (arriving / name).rename(ready / name)
             sync(ready)
+            os.utime(ready)  # its place is that of this moment, not of its first file
             ready.rename(self._home(key, batch))
         except Exception as fault:
             _remove(arriving, ready)
             if isinstance(fault, OSError) and self.has(key, batch):
+                self._sync_names()
                 return 0
             raise
-        sync(self.path)
+        self._sync_names()
         _remove(arriving)
         # Left by crashes. A second driver that is at this very batch is let alone.
         for left in folder.glob(f"{key}-*"):
@@ -82,19 +92,22 @@ class ParquetTable(Table):
             )
 
     def version(self) -> int:
-        return len(self._homes()) - 1
+        return _version_of(self._homes())
+
+    def keeps(self, version: int) -> bool:
+        return _version_of(self._homes()[: version // MARKS]) == version
 
     def words_of(self, version: int) -> str:
-        return f"batches 1 to {version + 1} of the archive"
+        return f"batches 1 to {version // MARKS} of the archive"
 
-    def identity(self) -> str:
-        return next((_query_of(home) for home in self._homes()), "")
+    def identities(self) -> list[str]:
+        return list(dict.fromkeys(map(_query_of, self._homes())))
 
     def files(self, version: int | None = None) -> list[str]:
         homes = self._homes()
         return [
             str(file)
-            for home in (homes if version is None else homes[: version + 1])
+            for home in (homes if version is None else homes[: version // MARKS])
             for file in sorted(home.glob("*.parquet"))
         ]
 
@@ -110,6 +123,11 @@ class ParquetTable(Table):
             queries.setdefault(_query_of(home), []).append(home)
         numbered = {query: iter(sorted(homes)) for query, homes in queries.items()}
         return [next(numbered[_query_of(home)]) for home in timed]
+
+
+def _version_of(homes: Sequence[Path]) -> int:
+    mark = hashlib.sha256("\n".join(home.name for home in homes).encode()).digest()
+    return len(homes) * MARKS + int.from_bytes(mark) % MARKS if homes else -1
 
 
 def _query_of(home: Path) -> str:

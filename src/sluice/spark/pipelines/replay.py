@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,11 +21,12 @@ from pyspark.sql import functions as f
 
 from sluice.errors import SluiceError
 from sluice.spark.faults import InvalidOption
+from sluice.spark.pipelines.alone import alone
 from sluice.spark.pipelines.bringing import PLACE, brought
 from sluice.spark.pipelines.portions import portions
 from sluice.spark.pipelines.queues import Queues, app_of
 from sluice.spark.pipelines.redrive import STORY
-from sluice.spark.pipelines.tables import Table, open_table
+from sluice.spark.pipelines.tables import OWN, Table, open_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -128,8 +130,13 @@ def plan(
         raise InvalidOption(f"{table.path} holds no rows", "Give the directory of an archive")
     how = (where, since, until, queue)
     name = name or _mark(str(table.path), "" if version is None else str(version), *how)
-    app = app_of("replay", name, _mark(table.identity(), *how))
-    last = queues.last_portion(app)
+    apps = [app_of("replay", name, _mark(one, *how)) for one in table.identities()]
+    app, last = next(((one, last) for one in apps if (last := queues.last_portion(one))), (apps[0], 0))
+    if not last and queues.last_portion(app_of("replay", name)):
+        raise InvalidOption(
+            f"replay {name} was begun by an earlier version of Sluice, which counted it otherwise",
+            "Give another --name, with --since or --where that leaves out what it has published",
+        )
     begun = last // PORTIONS - 1 if last else None
     if version is not None and begun is not None and begun != version:
         raise InvalidOption(
@@ -137,7 +144,17 @@ def plan(
             "Leave --version out to go on with it, or give another --name",
         )
     pinned = next(one for one in (begun, version, table.version()) if one is not None)
-    return Plan(table, pinned, name, app, how, last % PORTIONS)
+    done = last % PORTIONS
+    if not table.keeps(pinned):
+        before = f"; replay {name} has published {done} of its portions" if done else ""
+        raise InvalidOption(
+            f"{table.path} does not keep {table.words_of(pinned)} as it was: files are gone, or others came before"
+            f" them{before}",
+            "Publish what is left with another --name, and --since or --where that leaves out what was published"
+            if done
+            else "Leave --version out, or give one that is kept",
+        )
+    return Plan(table, pinned, name, app, how, done)
 
 
 def _mark(*facts: str) -> str:
@@ -165,26 +182,47 @@ def carry_out(
     """Publish what was planned. `tell` hears how many rows are done, and how many files there are."""
     files = chosen.table.files(chosen.version)
     published = known = 0
-    for nth, portion in enumerate(_portions(spark, chosen, files), 1):
-        if nth <= chosen.done:
-            known += portion.num_rows
-        elif queues.publish(chosen.app, chosen.number(nth), chosen.how[-1], portion):
-            published += portion.num_rows
-        else:
-            _check_same(queues, chosen)
-            known += portion.num_rows
-        tell(published + known, len(files))
+    with _only_run(chosen):
+        for nth, portion in enumerate(_portions(spark, chosen, files), 1):
+            if nth > chosen.done and _publish(queues, chosen, nth, portion):
+                published += portion.num_rows
+            else:
+                known += portion.num_rows
+            tell(published + known, len(files))
     return Replayed(chosen.name, chosen.version, published, known)
 
 
-def _check_same(queues: Queues, chosen: Plan) -> None:
-    """Whoever else was faster must be at the same version: then it has published the very same portion."""
-    other = queues.last_portion(chosen.app) // PORTIONS - 1
-    if other != chosen.version:
+@contextmanager
+def _only_run(chosen: Plan) -> Iterator[None]:
+    """Two runs that have both begun with nothing would not know of one another until each has published something. Who
+    may only read the archive has no lock, and what is asked before each portion."""
+    with ExitStack() as held:
+        with suppress(OSError):
+            held.enter_context(alone(chosen.table.path / OWN / "replay" / _mark(chosen.app)))
+        yield
+
+
+def _publish(queues: Queues, chosen: Plan, nth: int, portion: pa.Table) -> bool:
+    """False if another run has published this very portion. A portion of a later version has the higher number, and the
+    broker would take it: so it is asked for the version first."""
+    if _published(queues, chosen) >= nth:
+        return False
+    if queues.publish(chosen.app, chosen.number(nth), chosen.how[-1], portion):
+        return True
+    _published(queues, chosen)
+    return False
+
+
+def _published(queues: Queues, chosen: Plan) -> int:
+    """How many portions there are of this replay. Whoever else is at it must be at the same version."""
+    last = queues.last_portion(chosen.app)
+    if last and last // PORTIONS - 1 != chosen.version:
         raise OtherVersion(
-            f"another run of replay {chosen.name} has begun with version {other} of {chosen.table.path}",
-            "Let one of them come to its end",
+            f"another run of replay {chosen.name} has begun with {chosen.table.words_of(last // PORTIONS - 1)}"
+            f" {chosen.table.path}, and this one with {chosen.table.words_of(chosen.version)}",
+            "Let the other come to its end",
         )
+    return last % PORTIONS
 
 
 def _portions(spark: SparkSession, chosen: Plan, files: Sequence[str]) -> Iterator[pa.Table]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sluice.errors import SluiceError
 from sluice.spark.faults import InvalidOption
+from sluice.spark.pipelines.writing import sync
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,6 +29,7 @@ class Table(ABC):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._is_reachable = False  # the directories that lead to it are known to be on disk
 
     @abstractmethod
     def has(self, key: str, batch: int) -> bool:
@@ -44,12 +48,17 @@ class Table(ABC):
         """The same for people."""
 
     @abstractmethod
-    def identity(self) -> str:
-        """By what a table with rows is told from others, wherever it is moved."""
+    def identities(self) -> list[str]:
+        """By what a table with rows is told from others, wherever it is moved: the first, or one of the others if it
+        was the first before."""
 
     @abstractmethod
     def files(self, version: int | None = None) -> list[str]:
         """What the table consists of, the oldest first; now, or as it was."""
+
+    def keeps(self, version: int) -> bool:
+        """Whether all that it consisted of then is still there."""
+        return all(os.path.exists(file) for file in self.files(version))
 
     @abstractmethod
     def check_version(self, version: int) -> None:
@@ -65,6 +74,18 @@ class Table(ABC):
 
     def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
         return self.rows(spark, self.check(version), version)
+
+    def _sync_names(self) -> None:
+        """What is in its directory is on disk when this returns, and so is the way there, which may be new. Whoever has
+        made it may have died before he could see to that, so the first time nobody asks who it was."""
+        if not self._is_reachable:
+            folder = self.path
+            while not os.path.ismount(folder):
+                folder = folder.parent
+                with suppress(PermissionError):  # who may not even read it has not made anything in it
+                    sync(folder)
+            self._is_reachable = True
+        sync(self.path)
 
     def check(self, version: int | None = None) -> list[str]:
         """Its files, of which there must be some."""
