@@ -139,13 +139,55 @@ def test_a_reader_that_begins_anew_forgets_what_was_lost_before(engine: EngineUn
     assert lost(engine, 2) == 8
 
 
-def test_a_store_that_has_none_of_it_takes_what_is_gone_for_lost(engine: EngineUnderTest) -> None:
-    """A reader comes back with its place to a group that consumers have moved since."""
+def test_what_went_before_the_first_word_of_a_reader_is_no_loss(engine: EngineUnderTest) -> None:
+    """It comes with a place of its own to a group that consumers have moved, or that passed by what was for others."""
     engine.group("spark")
     fill(engine, 0, 8)
     consume(engine)
     tell(engine, 4)
-    assert lost(engine, 4) == 4
+    assert lost(engine, 4) == -1
+    fill(engine, 8, 9)
+    purge(engine)
+    assert lost(engine, 4) == 8
+    engine.crash_and_restart()
+    assert lost(engine, 4) == 8
+
+
+def test_a_partition_that_is_added_is_watched_from_its_beginning(make: MakeEngine) -> None:
+    bench = make(partitions=1)
+    bench.group("others")
+    reader(bench)
+    bench.reconfigure(partitions=2)
+    for nth in range(40):
+        bench.publish(b"%d" % nth, key=b"%d" % nth)
+    for _ in range(2):
+        added = bench.group("spark").cursors[1]
+        assert (first_lost(added, 0, 1000), bench.group("others").cursors[1].losses) == (-1, None)
+        bench.crash_and_restart()
+    purge(bench)
+    for _ in range(2):
+        assert first_lost(bench.group("spark").cursors[1], 0, 1000) == 0
+        bench.crash_and_restart()
+
+
+@pytest.mark.parametrize("how", [consume, seek])
+def test_a_value_of_a_compacted_queue_that_stays_is_not_lost_when_it_is_replaced(
+    how: Callable[[EngineUnderTest], None], make: MakeEngine
+) -> None:
+    bench = make(compacted=True, message_ttl=0.0)
+    bench.group("spark")
+    for key in (b"a", b"b", b"c"):
+        bench.publish(b"old", key=key)
+    tell(bench, 1)
+    how(bench)
+    bench.publish(b"new", key=b"b")
+    for _ in range(2):
+        assert lost(bench, 1) == -1
+        bench.crash_and_restart()
+    purge(bench)
+    for _ in range(2):
+        assert lost(bench, 1) == 3, "what is purged is gone"
+        bench.crash_and_restart()
 
 
 def test_losses_are_known_when_only_a_snapshot_is_left_of_them() -> None:

@@ -8,7 +8,9 @@ import threading
 from http.client import HTTPResponse
 from typing import cast
 
-from sluice.spark.body import LARGE, LARGEST_ROOM, WAKE_BYTES, Body, Rooms
+import pyarrow as pa
+
+from sluice.spark.body import END, LARGE, LARGEST_ROOM, WAKE_BYTES, Body, Rooms
 
 ROWS = 3 * LARGE
 
@@ -46,6 +48,19 @@ def test_memory_that_is_too_large_to_be_kept_is_given_back() -> None:
 
 def test_an_answer_that_ends_early_is_as_long_as_it_is() -> None:
     assert len(body_of(b"a" * LARGE).read(ROWS)) == LARGE
+
+
+def test_rows_that_look_like_the_end_of_a_stream_are_not_taken_for_it() -> None:
+    table = pa.table({"sequence": pa.array([*range(7), 0xFFFF_FFFF], pa.int64())})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    whole = bytes(sink.getvalue())
+    assert whole.endswith(END + END)
+    for data, has_ended in ((whole, True), (whole[: -len(END)], False)):
+        body = body_of(data)
+        assert pa.ipc.open_stream(body).read_all().num_rows == 8
+        assert body.has_ended() == has_ended
 
 
 def test_the_last_bytes_of_an_answer_come_although_nothing_follows_them() -> None:

@@ -120,10 +120,10 @@ def test_a_named_write_counts_once_in_each_queue(house: House) -> None:
     job(house, one, 8, b"next")
     job(house, one, 7, b"late")
     assert house.values(subscribe=one) == [one, "next"]
-    long = "x" * 250
-    for version in (1, 1, 2):
-        job(house, two, version, b"long", long)
-    assert house.values(subscribe=two) == [two, "long", "long"]
+    for length in (250, 300):
+        for version in (1, 1, 2):
+            job(house, two, version, b"%d" % length, "x" * length)
+    assert house.values(subscribe=two) == [two, "250", "250", "300", "300"]
 
 
 def test_a_named_write_of_before_each_queue_had_a_name_is_known(house: House) -> None:
@@ -140,6 +140,11 @@ def test_a_stream_refuses_to_be_named_as_a_batch_write_is(house: House) -> None:
     given = {"url": house.url, "queue": "q", "txnAppId": "a", "txnVersion": "1"}
     with pytest.raises(InvalidOption, match=r"numbers its batches by itself.*Leave them out"):
         SluiceSource(given).streamWriter(StructType([StructField("value", BinaryType())]), False)
+
+
+def test_a_name_that_would_be_forgotten_after_a_day_is_refused(house: House) -> None:
+    with pytest.raises(InvalidOption, match=r"txnAppId is 'once/job'.*Give another one"):
+        job(house, house.queue, 1, b"x", "once/job")
 
 
 def test_a_batch_that_came_too_late_says_why_and_what_helps(house: House) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiomqtt
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from sluice.spark import planning as planning_
 from sluice.spark.columns import named
@@ -20,6 +21,7 @@ from tests.admin.living import Worker
 from tests.spark.conftest import House
 from tests.spark.test_source_stream import Planner, numbers, planning
 
+ALL = ReadAllAvailable()
 FOUR = {"group": "g", "maxOffsetsPerTrigger": "4"}
 
 
@@ -107,18 +109,90 @@ def test_messages_that_a_group_loses_are_told_or_passed_over(
         assert planner.batch() == ["again"], "it is told once"
 
 
-def test_a_first_batch_that_was_not_finished_tells_what_it_lost(house: House) -> None:
+FIRST = [  # ways to begin behind four messages, or before them, and the first message that is read
+    ({"group": "g"}, 4),
+    ({"group": "g", "startingOffsets": "earliest"}, 4),
+    ({"group": "g", "startingOffsets": "latest"}, 8),
+    ({"group": "g", "startingOffsets": '{"%s": {"0": -1}}'}, 8),
+    ({"group": "g", "startingTimestamp": "1000"}, 4),
+    ({"group": "g", "startingTimestamp": "2100-01-01"}, 8),
+    ({"startingOffsets": "earliest"}, 4),
+    ({"startingOffsets": "latest"}, 8),
+]
+
+
+@pytest.mark.parametrize(("options", "first"), FIRST)
+def test_a_first_batch_that_was_not_finished_has_the_same_rows_after_a_restart(
+    options: dict[str, str], first: int, house: House
+) -> None:
     """Spark asks anew where the stream begins, for it has written down no beginning."""
+    given = {name: value.replace("%s", house.queue) for name, value in options.items()}
     house.make()
-    house.fill(numbers(0, 4))
-    with planning(house, None, **FOUR) as planner:
-        assert planner.batch() == numbers(0, 4)
+    house.door.advance(house.queue, "keeps", {}, create=True)
+    house.fill(numbers(0, 8))
+    house.door.advance(house.queue, "keeps", {0: 4})
+    with planning(house, None, **given) as planner:
+        house.fill(numbers(8, 12))
+        assert planner.batch() == numbers(first, 12)
+        end = planner.start
+    for more in ([], ["0012", "0013"]):
+        house.fill(more)
+        with planning(house, None, **given) as planner:
+            assert planner.values(planner.start, end) == numbers(first, 12)
+    with planning(house, None, **given) as planner:
+        planner.start = end
+        assert planner.batch() == numbers(12, 14)
+        assert planner.batch() == []
+        assert json.dumps(planner.start) == json.dumps(planner.reader.latestOffset(planner.start, ALL))
+    if "group" in given:
+        assert house.lag("g") == 0
+
+
+@pytest.mark.parametrize(("options", "first"), FIRST)
+def test_a_first_batch_that_was_not_finished_tells_what_it_lost(
+    options: dict[str, str], first: int, house: House
+) -> None:
+    given = {name: value.replace("%s", house.queue) for name, value in options.items()}
+    house.make()
+    house.door.advance(house.queue, "keeps", {}, create=True)
+    house.fill(numbers(0, 8))
+    house.door.advance(house.queue, "keeps", {0: 4})
+    with planning(house, None, **given) as planner:
+        house.fill(numbers(8, 12))
+        end = planner._through_json(planner.reader.latestOffset(planner.start, ALL))
     purge(house)
     house.fill(["new"])
-    with pytest.raises(DataLost, match="has lost 0 before"), planning(house, None, **FOUR):
-        pass
-    with planning(house, None, **FOUR, failOnDataLoss="false") as planner:
+    told = f"has lost {first} before" if "group" in given else f"{first} is before that"
+    with pytest.raises(DataLost, match=told), planning(house, None, **given) as planner:
+        planner.values(planner.start, end)
+    with planning(house, None, **given, failOnDataLoss="false") as planner:
+        assert planner.values(planner.start, end) == []
+        planner.start = end
         assert planner.batch() == ["new"]
+
+
+def test_a_first_batch_without_its_beginning_is_told_and_never_read_from_before_it(house: House) -> None:
+    """As an older Sluice has written it down."""
+    house.make()
+    house.door.advance(house.queue, "keeps", {}, create=True)
+    house.fill(numbers(0, 4))
+    end = {name: part for name, part in offset_of(house).items() if name != "began"}
+    house.fill(numbers(4, 8))
+    latest = {"group": "g", "startingOffsets": "latest"}
+    with (
+        planning(house, None, **latest) as planner,
+        pytest.raises(DataLost, match=r"from 8 on .* up to 4.*new checkpointLocation"),
+    ):
+        planner.values(planner.start, end)
+    with planning(house, None, **latest, failOnDataLoss="false") as planner:
+        assert planner.values(planner.start, end) == []
+
+
+def offset_of(house: House) -> dict[str, Any]:
+    """Where a stream has got to that has read everything."""
+    with planning(house, None) as planner:
+        planner.batch()
+        return planner.start
 
 
 def test_a_batch_read_that_begins_where_its_group_stands_tells_what_was_taken_away_before_that(
@@ -161,8 +235,9 @@ def test_a_stream_that_begins_again_is_kept_what_it_reads_for_the_second_time(ho
         assert planner.batch() == numbers(0, 8)
         assert planner.batch() == []
     with planning(house, None, **FOUR, startingOffsets="earliest") as planner:
-        assert house.lag("g") == 8
+        assert house.lag("g") == 0, "where it begins is only asked: a restart in a first batch asks as well"
         assert planner.batch() == numbers(0, 4)
+        assert house.lag("g") == 8
         house.door.advance(house.queue, "keeps", {0: 8})
         assert planner.batch() == numbers(4, 8)
         assert planner.batch() == []
@@ -184,8 +259,8 @@ def test_a_beginning_that_is_not_kept_is_told_with_a_group_too(
 
     monkeypatch.setattr(planning_, "look", look)
     given = {"group": "g", "startingOffsets": json.dumps({house.queue: {"0": 1}})}
-    with pytest.raises(DataLost, match="kept from 2 on"), planning(house, None, **given):
-        pass
+    with pytest.raises(DataLost, match="kept from 2 on"), planning(house, None, **given) as planner:
+        planner.batch()
     with planning(house, None, **given, failOnDataLoss="false") as planner:
         assert planner.batch() == numbers(2, 4)
 

@@ -16,9 +16,12 @@ from sluice.spark.offsets import (
     Range,
     Sequences,
     admit,
+    beginning,
+    ended,
     from_json,
     incarnations_in,
     made_again,
+    made_shorter,
     ranges_between,
     shared_out,
     split,
@@ -113,9 +116,28 @@ def test_tasks_have_about_as_much_to_read_as_each_other() -> None:
     assert max(sizes) - min(sizes) <= 20_000
 
 
-def test_what_is_new_or_made_again_is_read_from_its_beginning() -> None:
+def test_what_is_new_is_read_from_its_beginning_and_what_ends_before_it_starts_not_at_all() -> None:
     found = ranges_between({("q", 0): 10}, {("q", 0): 4, ("q", 1): 3}, True)
-    assert found == [Range("q", 0, 0, 4, True), Range("q", 1, 0, 3, True)]
+    assert found == [Range("q", 1, 0, 3, True)]
+
+
+def test_a_queue_that_got_shorter_is_another_one_only_if_nobody_knows_which_it_was() -> None:
+    start, end = {("q", 0): 10, ("r", 0): 1}, {("q", 0): 4, ("r", 0): 2}
+    assert made_shorter(start, end, {}, {"q": "1-7"}) == {"q"}
+    assert made_shorter(start, end, {"q": "1-7"}, {}) == {"q"}
+    assert made_shorter(start, end, {"q": "1-7"}, {"q": "1-7"}) == set()
+    assert made_shorter(start, {}, {}, {}) == set(), "one that is gone stays where it was"
+
+
+def test_the_end_of_a_first_batch_says_where_it_began() -> None:
+    start, end = to_json({("q", 0): 10}, {"q": "1-7"}), to_json({("q", 0): 14}, {"q": "1-7"})
+    first = json.loads(json.dumps(ended(end, start, start)))
+    assert from_json(first) == from_json(end)
+    assert beginning({"v": 1, "queues": {"q": {"0": 200}}}, first) == start
+    assert beginning(first, end) == first, "later ones begin where the one before has ended"
+    assert ended(end, first, None) == first, "nothing is further: the same text"
+    assert beginning(first, first) == first, "and nothing to read"
+    assert ended(start, start, start) == start
 
 
 def test_a_queue_that_keeps_nothing_any_more_is_still_a_task() -> None:

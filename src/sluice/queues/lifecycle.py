@@ -15,6 +15,7 @@ from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import LEASED, SETTLED
 from sluice.queues.group import Group
 from sluice.queues.journal import PURGED, NoteWriter
+from sluice.queues.losses import Losses
 from sluice.queues.names import fault_of_name
 from sluice.queues.partition import NOT_DELAYED, Partition
 from sluice.queues.queue import Gate, Queue
@@ -74,6 +75,10 @@ def add_partitions(engine: Engine, queue: Queue, first_pid: i64, count: i64) -> 
         engine.partitions[int(partition.pid)] = partition
         for group in queue.groups.values():
             cursor = Cursor(group, partition, 0)
+            if any(other.losses is not None for other in group.cursors):
+                cursor.losses = Losses(
+                    0
+                )  # who reads the others in bulk is to read this one from its beginning
             group.cursors.append(cursor)
             partition.cursors.append(cursor)
     engine.next_pid = max(engine.next_pid, first_pid + count)
@@ -329,10 +334,12 @@ def _move(engine: Engine, cursor: Cursor, floor: i64) -> None:
                 not_ours.append(int(seq))
         elif seq < floor and not settled:
             cursor.counts[PURGED] += 1
-            if cursor.losses is not None:
+            last = partition.settle_one(seq)
+            keeps = keeps_settled(partition, seq)
+            if cursor.losses is not None and not (queue.rules.compacted and (keeps or not last)):
                 cursor.losses.lose(seq, seq + 1)
-            if partition.settle_one(seq):
-                settled_by_all(engine, partition, seq, keeps_settled(partition, seq))
+            if last:
+                settled_by_all(engine, partition, seq, keeps)
         elif seq >= floor and settled:
             if not counts and partition.left(seq) <= 0:
                 queue.depth += 1

@@ -102,12 +102,11 @@ def first_lost(cursor: Cursor, start: i64, end: i64) -> i64:
 
 
 def tell(engine: Engine, cursor: Cursor, end: i64) -> None:
-    """A reader is done with everything below `end`. Where it is the first one and the floor is behind that, somebody
-    was here before, and nobody knows what has gone by whom; in a compacted queue what was replaced has."""
+    """A reader is done with everything below `end`. With the first word of one nothing is lost yet: where the floor is
+    behind that, nobody knows what has gone by whom, and what was never for the group."""
     losses = cursor.losses
     if losses is None:
-        is_known = cursor.partition.queue.rules.compacted or cursor.floor < end
-        _begin(engine, cursor, end, end if is_known else cursor.floor)
+        begin_anew(engine, cursor, end)
     elif losses.told < end:
         _note(engine, cursor, end, -1)
         losses.tell(end)
@@ -115,20 +114,15 @@ def tell(engine: Engine, cursor: Cursor, end: i64) -> None:
 
 def begin_anew(engine: Engine, cursor: Cursor, start: i64) -> None:
     """A reader begins here, with what there is."""
-    _begin(engine, cursor, start, start)
-
-
-def _begin(engine: Engine, cursor: Cursor, told: i64, lost_to: i64) -> None:
     engine.journal.flush(int(engine.now * 1000.0))  # what was settled before it is no loss
-    _note(engine, cursor, told, lost_to)
-    cursor.losses = Losses(told)
-    cursor.losses.lose(told, lost_to)
+    _note(engine, cursor, start, start)
+    cursor.losses = Losses(start)
 
 
 def load_told(note: Note, cursor: Cursor) -> None:
     """A note of an earlier life."""
     told = note.number()
-    lost_to = note.number()
+    lost_to = note.number()  # behind `told` in stores of before: it took what it did not know for lost
     if lost_to < 0 and cursor.losses is not None:
         cursor.losses.tell(told)
     else:

@@ -18,7 +18,7 @@ from sluice.queues import dead_letters
 from sluice.queues.block import GONE
 from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import LEASED, SETTLED, Lease
-from sluice.queues.journal import DEAD, EXPIRED, PURGED
+from sluice.queues.journal import ACKED, DEAD, EXPIRED, PURGED
 from sluice.queues.keys import place_of
 from sluice.queues.partition import Partition
 from sluice.queues.reading import EXPIRE, Read
@@ -41,7 +41,8 @@ def settle_one(engine: Engine, cursor: Cursor, seq: i64, how: i64) -> None:
     if queue.rules.compacted:
         keeps = partition.flags(seq) & TOMBSTONE == 0
     cursor.counts[how] += 1
-    if cursor.losses is not None:
+    stays = queue.rules.compacted and how == ACKED and (keeps or not last)  # until a younger one replaces it
+    if cursor.losses is not None and not stays:
         cursor.losses.lose(seq, seq + 1)
     cursor.pass_over(seq, keeps or not last)
     if last:

@@ -74,7 +74,8 @@ class Body:
     def read(self, size: int) -> bytes | memoryview:
         if size < LARGE:
             data = self._answer.read(size)
-            self._last = (self._last + data[-len(END) :])[-len(END) :]
+            # What lies before the end of a connection is that of some rows, whatever it looks like.
+            self._last = (self._last + data[-len(END) :])[-len(END) :] if data else b""
             return data
         self._last = b""
         room = ROOMS.take(size)

@@ -1,8 +1,9 @@
 """The bulk door of the broker (docs/bulk.md), as Spark's driver and executors use it: HTTP by the standard library.
 
 One door is one connection, opened when it is needed and never pickled; `Where` travels instead. To say something again
-(`line`) is safe for every call, because reading settles nothing, progress only goes forwards, a stage that nobody names
-is dropped, and a batch that was committed is known by its number.
+(`line`) is safe for every call, because reading settles nothing, progress only goes forwards, who begins (`begin`) has
+read nothing yet when he says it again, a stage that nobody names is dropped, and a batch that was committed is known by
+its number. To begin is said in the same breath again, and never by a reader that has begun before: it forgets losses.
 """
 
 from __future__ import annotations

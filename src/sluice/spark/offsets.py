@@ -3,10 +3,15 @@
 Spark keeps an offset in its checkpoint as JSON and compares it as text, so equal offsets must be written alike:
 
     {"v": 1, "queues": {"tasks/image": {"0": 120, "1": 95}},      the next sequence of each partition, sorted
-     "incarnations": {"tasks/image": "7-1893456000123"}}          which queue of that name they are of
+     "incarnations": {"tasks/image": "7-1893456000123"},          which queue of that name they are of
+     "began": {...}}                                              the offset at which the batch that ends here began
 
 Sequences mean nothing in a queue that was deleted and made again, which has another incarnation. Checkpoints of before
 have none, and get them with their next batch.
+
+A batch begins where the one before it has ended, which is in the checkpoint. Of the first one Spark writes no beginning
+down, and asks for it again after a crash, when the latest, the earliest and the place of a group are others. So its end
+says where it began.
 
 A batch is the range from one offset to the next. Planned again after a crash, the same two offsets give the same
 ranges, and so the same rows.
@@ -27,6 +32,7 @@ from pyspark.sql.datasource import InputPartition
 from sluice.spark.faults import InvalidOption
 
 VERSION: Final = 1
+BEGAN: Final = "began"
 TASK_ROWS: Final = 2000  # what one task reads as fast as several would
 TASK_BYTES: Final = 1 << 30  # what a task reads at most, about: some five seconds of work
 ROW_BYTES: Final = 1024  # where nobody has looked yet
@@ -65,9 +71,35 @@ def incarnations_in(offset: Mapping[str, Any]) -> Incarnations:
     return {queue: str(one) for queue, one in offset.get("incarnations", {}).items()}
 
 
+def ended(end: dict[str, Any], start: Mapping[str, Any], began: dict[str, Any] | None) -> Mapping[str, Any]:
+    """The end of a batch as Spark is given it; with `began` it says where. One that is no further than `start` is the
+    same text as that, or Spark would make a batch of it."""
+    if end == {name: part for name, part in start.items() if name != BEGAN}:
+        return start
+    return end if began is None else {**end, BEGAN: began}
+
+
+def beginning(start: Mapping[str, Any], end: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Where the batch begins that ends there: `start`, unless its end knows better. A source without news keeps the end
+    that it had."""
+    began: Mapping[str, Any] = start if start == end else end.get(BEGAN, start)
+    return began
+
+
 def made_again(then: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
     """The queues that are not the ones they were."""
     return {queue for queue, one in then.items() if one and now.get(queue) and now[queue] != one}
+
+
+def made_shorter(
+    start: Mapping[Place, int], end: Mapping[Place, int], then: Mapping[str, str], now: Mapping[str, str]
+) -> set[str]:
+    """The queues that end before they start, and of which nobody knows which ones they were: they must be others."""
+    return {
+        queue
+        for (queue, part), first in start.items()
+        if not (then.get(queue) and now.get(queue)) and end.get((queue, part), first) < first
+    }
 
 
 def without(sequences: Mapping[Place, int], queues: set[str]) -> Sequences:
@@ -94,14 +126,13 @@ def ranges_between(
 ) -> list[Range]:
     """What lies between two offsets.
 
-    A partition that `start` does not know is new, and read from its beginning on. One that ends before it starts
-    belongs to a queue that was deleted and made again: with `lenient` it is read from its beginning too, and else the
-    planner has refused it before."""
+    A partition that `start` does not know is new, and read from its beginning on: what is gone there was never to be
+    read. One that ends before it starts has nothing in between."""
     found = []
     for place, last in sorted(end.items()):
         first = start.get(place)
         one = (incarnations or {}).get(place[0], "")
-        if first is None or last < first:
+        if first is None:
             found.append(Range(*place, 0, last, True, one))
         else:
             found.append(Range(*place, first, last, lenient, one))

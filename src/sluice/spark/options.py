@@ -47,6 +47,8 @@ WRITE: Final = (*COMMON, "queue", "txnAppId", "txnVersion")
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "path", "outputmode", "triggerinterval"})
 
 LONGEST_NAME: Final = 256  # of an application, for the broker
+# So begins the name of who brings one batch and does not come again: the broker forgets it after a day.
+ONCE: Final = "once/"
 YEAR_10000: Final = 253_402_300_800.0  # in seconds since 1970
 
 T = TypeVar("T")
@@ -238,6 +240,11 @@ def write_options(given: Mapping[str, str], streaming: bool) -> WriteOptions:
         raise InvalidOption(
             "one of the options txnAppId and txnVersion is missing",
             "Give both, and a higher version for each new batch; or none",
+        )
+    if app.startswith(ONCE):
+        raise InvalidOption(
+            f"option txnAppId is {app[:200]!r}, and the broker forgets names that begin with {ONCE} after a day",
+            "Give another one, so that a batch that is run again later is known",
         )
     return WriteOptions(told.where(), told.text("queue").removeprefix("$queue/"), app, version)
 

@@ -39,13 +39,9 @@ class BatchReader(DataSourceReader):
                 first = _later(first, planning.at_time(door, found, self._bounds.since))
         # Who asks for the earliest asks for what there is, and consumers settle more of it while this is planned.
         whatever = options.starting == EARLIEST and options.starting_time is None
-        ranges = [
-            one
-            for one in ranges_between(
-                first, last, whatever or not options.fail_on_data_loss, planning.incarnations_of(found)
-            )
-            if one.end > first[one.queue, one.partition]  # an end before the beginning is an empty range here
-        ]
+        ranges = ranges_between(
+            first, last, whatever or not options.fail_on_data_loss, planning.incarnations_of(found)
+        )
         ranges = [one for part in ranges for one in self._bounds.narrow(part)]
         return tasks_for(ranges, options.min_partitions, row_bytes(found.values()))
 

@@ -37,9 +37,12 @@ from sluice.spark.offsets import (
     Sequences,
     Task,
     admit,
+    beginning,
+    ended,
     from_json,
     incarnations_in,
     made_again,
+    made_shorter,
     ranges_between,
     tasks_for,
     to_json,
@@ -63,6 +66,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._names = names
         self._door: Door | None = None  # of the planner; the copies that read open their own
         self._initial: dict[str, Any] | None = None
+        self._has_begun = False  # the group was told of a first batch
         self._target: Sequences | None = None  # where a run with availableNow ends
         self._latest: dict[str, Any] | None = None
         self._row_bytes: float = ROW_BYTES  # by the last look
@@ -72,7 +76,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- what Spark asks the planner
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 Spark's name, as those below
-        """Asked more than once for the first batch, and must not move meanwhile."""
+        """Asked more than once for the first batch, and must not move meanwhile. It changes nothing: a restart in the
+        middle of the first batch asks too, and that batch has begun already."""
         if self._initial is None:
             options, door = self._options, self._open()
             found = planning.look(door, options)
@@ -86,7 +91,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if options.group:  # from here on all is kept for it; what has gone before was not
                 found = {queue: planning.offsets_of(door, queue) for queue in found}
             begin = planning.starting(door, options, found, OWN_GROUP)
-            self._begin(door, begin, found)
             self._initial = to_json(begin, planning.incarnations_of(found))
         return self._initial
 
@@ -107,7 +111,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next batch goes. Waits a second for news if there are none."""
         begin, then = from_json(start), incarnations_in(start)
-        self._settle(begin, then)
+        is_first = start == self._initial
+        if is_first:
+            self._begin(begin, then)
+        else:
+            self._settle(begin, then)
         found = self._look(begin, then)
         begin = self._begun(begin, then, found)
         latest, now = planning.latest_of(found), planning.incarnations_of(found)
@@ -122,7 +130,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         latest = {**begin, **latest}  # a queue that is gone stays where it was
         if not isinstance(limit, ReadAllAvailable):
             latest = self._limited(begin, latest, found)
-        return to_json(latest, {**then, **{queue: one for queue, one in now.items() if one}})
+        end = to_json(latest, {**then, **{queue: one for queue, one in now.items() if one}})
+        return dict(ended(end, start, to_json(begin, then) if is_first else None))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         return self._latest
@@ -130,10 +139,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """A restart may begin here, in the middle of a batch, and find that its group is gone: it comes back first."""
         options = self._options
-        now, then = incarnations_in(end), incarnations_in(start)
-        self._settle(from_json(start), then)
-        begin = without(from_json(start), made_again(then, now))
-        ranges = ranges_between(begin, from_json(end), not options.fail_on_data_loss, now)
+        start = dict(beginning(start, end))
+        begin, ends = from_json(start), from_json(end)
+        then, now = incarnations_in(start), incarnations_in(end)
+        known = without(begin, made_again(then, now) | made_shorter(begin, ends, then, now))
+        for (queue, part), first in known.items():
+            if ends.get((queue, part), first) < first:
+                self._lost(
+                    f"partition {part} of queue {queue!r} is to be read from {first} on in a batch that Spark has"
+                    f" written down as one up to {ends[queue, part]}",
+                    ANEW,
+                )
+        self._settle(begin, then)
+        ranges = ranges_between(known, ends, not options.fail_on_data_loss, now)
         return tasks_for(ranges, options.min_partitions, self._row_bytes)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -314,16 +332,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise DataLost(refusal.what, ANEW) from None
             raise InvalidOption(f"option group is {options.group!r}: {refusal.what}", refusal.do) from None
 
-    def _begin(self, door: Door, begin: Sequences, found: dict[str, QueueOffsets]) -> None:
-        """Let the group be where Spark begins, so that all from there on is kept for it."""
+    def _begin(self, begin: Sequences, then: Incarnations) -> None:
+        """Let the group be where Spark begins, so that all from there on is kept for it. Once: it makes the group
+        forget what was lost before."""
         options = self._options
-        for queue, seen in found.items() if options.group else ():
+        if self._has_begun or not options.group:
+            return
+        door = self._open()
+        for queue in sorted({queue for queue, _ in begin}):
             starts = {part: seq for (one, part), seq in begin.items() if one == queue}
             if options.starting == GROUP and options.starting_time is None:
                 self._tell_lost(queue, door.standing(queue, options.group).lost)
             else:
-                self._check_kept(seen, starts)
-            door.tell(queue, options.group, starts, incarnation=seen.incarnation, begin=True)
+                self._check_kept(planning.offsets_of(door, queue), starts)
+            door.tell(queue, options.group, starts, incarnation=then.get(queue, ""), begin=True)
+        self._has_begun = True
 
     def _settle(self, done: Sequences, then: Incarnations) -> None:
         """Let the group be done with what Spark is done with. Should that fail, the next call says it again: a batch

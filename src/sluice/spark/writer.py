@@ -19,14 +19,12 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from sluice.errors import SluiceError
 from sluice.spark.door import Door, Where
 from sluice.spark.faults import Refused
-from sluice.spark.options import WriteOptions
+from sluice.spark.options import LONGEST_NAME, WriteOptions
+from sluice.spark.options import ONCE as ONCE  # for those who write so
 
 log = logging.getLogger(__name__)
 
 STAGE_BYTES: Final = 8 << 20  # sent at once: what a task holds, and says again after a failure
-ONCE: Final = (
-    "once/"  # so begins the name of who brings one batch and does not come again: it is forgotten after a day
-)
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
 
@@ -136,9 +134,10 @@ class BatchWriter(DataSourceArrowWriter):
             commit_stages(self._options.where, self._app, self._options.version, messages)
 
     def _was_stored_before(self) -> bool:
-        """Jobs that were run before each queue had a name of its own (`fence`) are known by that of the job."""
+        """Jobs that were run before each queue had a name of its own (`fence`) are known by that of the job. None had a
+        name that is too long for the broker."""
         options = self._options
-        if not options.app:
+        if not options.app or len(options.app) > LONGEST_NAME:
             return False
         with Door(options.where) as door:
             last = door.last_batch(options.app)
