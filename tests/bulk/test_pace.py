@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from librt.strings import BytesWriter
 
-from sluice.admin.bulk import Slice
+from sluice.admin.bulk_views import Slice
 from sluice.admin.strain import LEAST, LOOK_SECONDS, TIMES, Strain
 from sluice.bulk.pace import STEP_SECONDS, Pace
 from sluice.bulk.reading import LocalReading, Part, Reading, Seats, Wanted, Workshop

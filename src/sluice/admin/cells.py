@@ -15,7 +15,8 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from sluice import __version__
-from sluice.admin.bulk import Batch, BulkDesk, Committed, Repair, Target
+from sluice.admin.bulk import BulkDesk
+from sluice.admin.bulk_views import Batch, Committed, Repair, Target
 from sluice.admin.figures import Figures, Tally
 from sluice.admin.hands import plain
 from sluice.admin.service import AdminService

@@ -1,0 +1,236 @@
+"""What is said at the bulk door: the parameters and bodies that callers write, and what they are answered."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Annotated, Any, Final
+
+from fastapi import Path
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from sluice.admin import bulk_views
+from sluice.admin.rest.values import TIME_PATTERN, Moment, Whole, whole_segment
+
+LONGEST_WAIT: Final = 300
+MOST_SEQUENCE: Final = 2**53
+MOST_RANGES: Final = 64  # partitions in one answer
+
+
+# ---- what callers write
+
+
+def _sequences(value: object) -> dict[int, int]:
+    """Sequences by partition, as JSON or already read from it."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            value = None
+    if isinstance(value, dict):
+        with suppress(ValueError):
+            return {
+                Whole(0, 4095).read(str(number)): Whole(0, MOST_SEQUENCE).read(seq)
+                for number, seq in value.items()
+            }
+    raise ValueError('must be sequences by partition, such as {"0": 120, "1": 95}')
+
+
+def _ranges(value: object) -> dict[int, tuple[int, int]]:
+    """Start and end by partition, as JSON."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(value) if isinstance(value, str) else None
+        if isinstance(found, dict) and 0 < len(found) <= MOST_RANGES:
+            sequence = Whole(0, MOST_SEQUENCE)
+            pairs = [pair for pair in found.values() if isinstance(pair, list) and len(pair) == 2]
+            if len(pairs) == len(found):
+                return {
+                    Whole(0, 4095).read(number): (sequence.read(start), sequence.read(end))
+                    for number, (start, end) in found.items()
+                }
+    raise ValueError(
+        f'must be start and end by partition, such as {{"0": [0, 120], "1": [95, 200]}}, at most {MOST_RANGES}'
+    )
+
+
+SEQUENCES: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": {"type": "integer", "minimum": 0, "maximum": MOST_SEQUENCE},
+    "propertyNames": {"pattern": "^[0-9]{1,3}$"},
+    "examples": [{"0": 120, "1": 95}],
+}
+Sequences = Annotated[dict[int, int], BeforeValidator(_sequences)]
+Sequence = Annotated[int, Whole(0, MOST_SEQUENCE)]
+PartitionNumber = Annotated[int, BeforeValidator(Whole(0, 4095).read), Path(ge=0, le=4095)]
+AppName = Annotated[
+    str,
+    BeforeValidator(whole_segment),
+    Path(min_length=1, max_length=256, description="Name of the application: for Spark the id of the query"),
+]
+BatchNumber = Annotated[
+    int,
+    BeforeValidator(Whole(0, MOST_SEQUENCE).read),
+    Path(ge=0, le=MOST_SEQUENCE, description="Number of the batch"),
+]
+
+
+class OffsetsQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    wait: Annotated[int, Whole(0, LONGEST_WAIT)] = Field(
+        default=0, description="With `after`: seconds to wait until some partition goes further"
+    )
+    after: Annotated[dict[int, int] | None, BeforeValidator(lambda given: given and _sequences(given))] = (
+        Field(
+            default=None,
+            description='Sequences by partition, as JSON: `{"0": 120}`',
+            json_schema_extra={"type": "string", "examples": ['{"0": 120}']},
+        )
+    )
+
+
+class TimeQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    time: Annotated[float, Moment()] = Field(
+        description="ISO 8601, or @seconds since 1970", json_schema_extra={"pattern": f"^({TIME_PATTERN})$"}
+    )
+
+
+class HowQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    columns: str = Field(default="", description="Names with commas between them; all when empty")
+    headers: bool = Field(default=False, description="With the column headers")
+    lenient: bool = Field(
+        default=False, description="Leave out what is not kept any more instead of refusing"
+    )
+    group: str = Field(default="", description="For this group: without what is for another one alone")
+    incarnation: str = Field(
+        default="", description="As the offsets tell it: refused (409) if the queue was made again since"
+    )
+
+
+class RowsQuery(HowQuery):
+    start: Sequence = Field(description="First sequence")
+    end: Sequence = Field(description="The sequence behind the last one")
+
+
+class RangesQuery(HowQuery):
+    ranges: Annotated[dict[int, tuple[int, int]], BeforeValidator(_ranges)] = Field(
+        description='First sequence and the one behind the last, by partition, as JSON: `{"0": [0, 120]}`',
+        json_schema_extra={"type": "string", "examples": ['{"0": [0, 120]}']},
+    )
+
+
+class Progress(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    partitions: Sequences = Field(
+        description="Everything below is settled for the group", json_schema_extra=SEQUENCES
+    )
+
+
+class NewProgress(Progress):
+    create: bool = Field(default=False, strict=True, description="Make the group if it is not there")
+    start: str = Field(
+        default="earliest",
+        description="Where a new group begins: earliest, latest, a sequence, a time",
+        json_schema_extra={"pattern": rf"^(|earliest|latest|[0-9]{{1,18}}|{TIME_PATTERN})$"},
+    )
+    incarnation: str = Field(
+        default="",
+        description="Of the queue whose sequences these are, as the offsets tell it: refused (409) if it was made "
+        "again since",
+    )
+    begin: bool = Field(
+        default=False,
+        strict=True,
+        description="A reader begins here, with what is kept: the group goes back if it is further, and what it has "
+        "lost so far is forgotten",
+    )
+
+
+class StageQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    queue: str = Field(default="", description="Queue of the rows that name none")
+
+
+class Commit(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    stages: list[str] = Field(description="The stages of the batch, in this order", max_length=100_000)
+    rows: Annotated[int, Whole(0, MOST_SEQUENCE)] | None = Field(
+        default=None, description="How many rows these are: refused if they are not"
+    )
+    to_all: bool = Field(
+        default=False,
+        strict=True,
+        description="Rows with a column letter: to every group, not only to the one that failed",
+    )
+
+
+# ---- what they are answered
+
+
+class PartitionOffsets(BaseModel):
+    partition: int
+    earliest: int = Field(description="Oldest sequence that is kept; `latest` when there is none")
+    latest: int = Field(description="Sequence of the next message that will be kept")
+    bytes: int = Field(description="Size of what is kept, about")
+
+
+class Offsets(BaseModel):
+    queue: str
+    incarnation: str = Field(
+        description="Another one after the queue was deleted and made again: its sequences then begin anew"
+    )
+    dead_letters: bool = Field(description="Its rows have the columns of dead letters")
+    compacted: bool = Field(description="Messages are replaced by younger ones of their key")
+    partitions: list[PartitionOffsets]
+
+
+class Floors(BaseModel):
+    partitions: dict[str, int] = Field(examples=[{"0": 120, "1": 95}])
+
+
+class Standing(Floors):
+    lost: dict[str, int] | None = Field(
+        default=None,
+        examples=[{"0": 97}],
+        description="If something is lost: by partition the first sequence, at or behind those that were told, that is "
+        "gone before the group was told to be done with it",
+    )
+
+
+class Staged(BaseModel):
+    stage: str
+    rows: int
+    bytes: int
+
+
+class Committed(BaseModel):
+    committed: bool
+    rows: int
+    replayed: bool = Field(description="It was committed before, and is not stored again")
+    skipped: int = Field(
+        default=0, description="Rows whose dead letter was gone, or with a consumer: not stored"
+    )
+
+
+class LastBatch(BaseModel):
+    last: int | None = Field(description="The last batch that was committed; null for none")
+
+
+class Dropped(BaseModel):
+    dropped: int = Field(description="Stages that were dropped")
+
+
+def floors_of(found: dict[int, int]) -> Floors:
+    return Floors(partitions={str(number): seq for number, seq in sorted(found.items())})
+
+
+def standing_of(found: bulk_views.Standing) -> Standing:
+    lost = {str(number): seq for number, seq in sorted(found.lost.items())}
+    return Standing(partitions=floors_of(found.floors).partitions, lost=lost or None)
