@@ -52,7 +52,7 @@ MEMORY: Final = {
 
 
 class Slice(Protocol):
-    """A part of a range, as the broker tells it (`admin.bulk.Slice`)."""
+    """A part of a range, as the broker tells it (`admin.bulk_views.Slice`)."""
 
     @property
     def pid(self) -> int: ...

@@ -45,7 +45,7 @@ class Repair(NamedTuple):
 
 
 class Target(Protocol):
-    """What must be known of a queue (`admin.bulk.Target`)."""
+    """What must be known of a queue (`admin.bulk_views.Target`)."""
 
     @property
     def max_message_size(self) -> int: ...
