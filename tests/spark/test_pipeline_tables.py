@@ -456,6 +456,11 @@ def test_last_values_that_were_restored_are_brought_up_to_date_or_refused(
     house.door.advance(house.queue, "w", house.door.offsets(house.queue).latest())
     for _ in range(2):  # a gap that is nobody's loss
         assert read() == 0
+    house.fill(["gone"])
+    assert house.api.post(f"/queues/{house.queue}/purge", json={}).is_success
+    with pytest.raises(DataLost, match="before Spark has read it in group 'compact'"):
+        read()
+    assert (read(skip_lost=True), read()) == (0, 0)
 
 
 def test_last_values_are_begun_while_workers_settle(
