@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import quote
 
 import aiomqtt
 import pytest
@@ -193,6 +194,73 @@ def offset_of(house: House) -> dict[str, Any]:
     with planning(house, None) as planner:
         planner.batch()
         return planner.start
+
+
+def lose_what_is_planned(house: House, queue: str, planner: Planner) -> None:
+    """A batch is planned and written down, and what is in it purged: a task tells, and so does the next plan."""
+    end = planner._through_json(planner.reader.latestOffset(planner.start, ALL))
+    assert sorted(planner.values(planner.start, end)) == ["a", "b"]
+    assert house.api.post(f"/queues/{quote(queue, safe='')}/purge").is_success
+    with pytest.raises(DataLost, match="has lost 0 before group 'g'"):
+        planner.values(planner.start, end)
+    with pytest.raises(DataLost, match="has lost 0 before Spark has read it in group 'g'"):
+        planner.reader.latestOffset(planner.start, ALL)
+
+
+def test_a_partition_that_is_added_is_watched_before_its_first_batch(house: House) -> None:
+    house.make(f"{house.queue}/like", partitions=2)
+    key = next(key for key in numbers(0, 99) if goes_to_the_second(house, f"{house.queue}/like", key))
+    house.make()
+    house.fill(["first"])
+    with planning(house, None, group="g") as planner:
+        assert planner.batch() == ["first"]
+        assert planner.batch() == []
+        assert house.api.put(f"/queues/{house.queue}/config", json={"partitions": 2}).is_success
+        house.fill(["a", "b"], key=key)
+        lose_what_is_planned(house, house.queue, planner)
+        start = planner.start
+    with planning(house, start, group="g") as planner, pytest.raises(DataLost, match="has lost 0 before"):
+        planner.batch()
+    with planning(house, start, group="g", failOnDataLoss="false") as planner:
+        house.fill(["next"], key=key)
+        assert planner.batch() == ["next"]
+        assert planner.batch() == []
+
+
+def goes_to_the_second(house: House, queue: str, key: str) -> bool:
+    house.fill([key], queue)
+    return house.door.offsets(queue).latest()[1] > 0
+
+
+def test_a_queue_that_appears_is_watched_before_its_first_batch(house: House) -> None:
+    one, two = f"{house.queue}/one", f"{house.queue}/two"
+    house.fill(["first"], one)
+    wanted = {"subscribePattern": f"{house.queue}/.*", "group": "g"}
+    with planning(house, None, **wanted) as planner:
+        assert planner.batch() == ["first"]
+        house.make(two)
+        house.fill(["a", "b"], two)
+        lose_what_is_planned(house, two, planner)
+        start = planner.start
+    with planning(house, start, **wanted) as planner, pytest.raises(DataLost, match="has lost 0 before"):
+        planner.batch()
+    with planning(house, start, **wanted, failOnDataLoss="false") as planner:
+        house.fill(["next"], two)
+        assert planner.batch() == ["next"]
+        assert planner.batch() == []
+
+
+def test_what_went_from_a_queue_before_it_appeared_to_spark_is_no_loss(house: House) -> None:
+    one, two = f"{house.queue}/one", f"{house.queue}/two"
+    house.fill(["first"], one)
+    with planning(house, None, subscribePattern=f"{house.queue}/.*", group="g") as planner:
+        assert planner.batch() == ["first"]
+        house.make(two)
+        house.fill(["a", "b", "c"], two)
+        house.door.advance(two, "w", {0: 2}, create=True)
+        assert planner.batch() == ["c"]
+        assert planner.batch() == []
+        assert house.lag("g", two) == 0
 
 
 def test_a_batch_read_that_begins_where_its_group_stands_tells_what_was_taken_away_before_that(

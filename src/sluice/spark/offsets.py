@@ -10,8 +10,8 @@ Sequences mean nothing in a queue that was deleted and made again, which has ano
 have none, and get them with their next batch.
 
 A batch begins where the one before it has ended, which is in the checkpoint. Of the first one Spark writes no beginning
-down, and asks for it again after a crash, when the latest, the earliest and the place of a group are others. So its end
-says where it began.
+down, and asks for it again after a crash, when the latest, the earliest and the place of a group are others; and of a
+queue or a partition that is new, no batch before tells. So there its end says where it began.
 
 A batch is the range from one offset to the next. Planned again after a crash, the same two offsets give the same
 ranges, and so the same rows.

@@ -71,6 +71,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: dict[str, Any] | None = None
         self._row_bytes: float = ROW_BYTES  # by the last look
         self._settled: dict[Place, tuple[int, str]] = {}  # the sequence, and the incarnation of its queue
+        self._late: dict[
+            str, tuple[str, dict[int, int]]
+        ] = {}  # the incarnation, and where the group begins in it
         self._idle_since = 0.0  # since when too little waits for a batch
 
     # ---- what Spark asks the planner
@@ -117,7 +120,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         else:
             self._settle(begin, then)
         found = self._look(begin, then)
-        begin = self._begun(begin, then, found)
+        known = self._begun(begin, then, found)
+        begin = {**known, **self._added(known, found)}
         latest, now = planning.latest_of(found), planning.incarnations_of(found)
         self._latest = to_json(latest, now)
         self._row_bytes = row_bytes(found.values())
@@ -131,7 +135,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(limit, ReadAllAvailable):
             latest = self._limited(begin, latest, found)
         end = to_json(latest, {**then, **{queue: one for queue, one in now.items() if one}})
-        return dict(ended(end, start, to_json(begin, then) if is_first else None))
+        began = None
+        if is_first or begin != from_json(start):  # nothing in the checkpoint says where it begins
+            queues = {queue for queue, _ in known}
+            which = {queue: (then if queue in queues else now).get(queue, "") for queue, _ in begin}
+            began = to_json(begin, which)
+        return dict(ended(end, start, began))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         return self._latest
@@ -221,7 +230,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 except InvalidOption:
                     self._lost(f"queue {queue!r} is not there any more")
         for queue in sorted(found.keys() - known):
-            self._join(door, found[queue])
+            found[queue] = self._come_late(door, found[queue])
         return found
 
     def _begun(self, begin: Sequences, then: Incarnations, found: dict[str, QueueOffsets]) -> Sequences:
@@ -234,8 +243,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f" there is {found[queue].incarnation!r}",
                 ANEW,
             )
-            self._join(self._open(), found[queue])
+            found[queue] = self._come_late(self._open(), found[queue])
         return without(begin, others)
+
+    def _added(self, known: Sequences, found: dict[str, QueueOffsets]) -> Sequences:
+        """Where the group begins in what Spark has not heard of yet: in a partition that was added at its beginning, in
+        a queue that came later at what it had when the group was there. What is lost behind that is told."""
+        if not self._options.group:
+            return {}
+        queues = {queue for queue, _ in known}
+        added = {place: 0 for place in planning.latest_of(found) if place[0] in queues and place not in known}
+        for queue in found.keys() - queues:
+            _, starts = self._late[queue]
+            added |= {(queue, one.partition): starts.get(one.partition, 0) for one in found[queue].partitions}
+        return {place: seq for place, seq in added.items() if self._target is None or place in self._target}
 
     def _has_news(self, begin: Sequences, found: dict[str, QueueOffsets]) -> bool:
         """Whether it is worth a batch."""
@@ -331,6 +352,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if refusal.code == MADE_AGAIN:
                 raise DataLost(refusal.what, ANEW) from None
             raise InvalidOption(f"option group is {options.group!r}: {refusal.what}", refusal.do) from None
+
+    def _come_late(self, door: Door, seen: QueueOffsets) -> QueueOffsets:
+        """A queue that appears, or was made again, is read from its beginning: from what there is once the group is
+        there. How far it goes then."""
+        queue, group = seen.queue, self._options.group
+        if not group or (queue in self._late and self._late[queue][0] == seen.incarnation):
+            return seen
+        self._join(door, seen)
+        self._tell_lost(queue, door.standing(queue, group).lost)  # by a batch that was not written down
+        seen = planning.offsets_of(door, queue)
+        door.tell(queue, group, seen.earliest(), incarnation=seen.incarnation, begin=True)
+        self._late[queue] = seen.incarnation, seen.earliest()
+        return seen
 
     def _begin(self, begin: Sequences, then: Incarnations) -> None:
         """Let the group be where Spark begins, so that all from there on is kept for it. Once: it makes the group
