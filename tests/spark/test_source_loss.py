@@ -122,16 +122,21 @@ FIRST = [  # ways to begin behind four messages, or before them, and the first m
 ]
 
 
+def behind_four(house: House, options: dict[str, str]) -> dict[str, str]:
+    """A queue of eight messages of which the first four are gone; the options, for this queue."""
+    house.make()
+    house.door.advance(house.queue, "keeps", {}, create=True)
+    house.fill(numbers(0, 8))
+    house.door.advance(house.queue, "keeps", {0: 4})
+    return {name: value.replace("%s", house.queue) for name, value in options.items()}
+
+
 @pytest.mark.parametrize(("options", "first"), FIRST)
 def test_a_first_batch_that_was_not_finished_has_the_same_rows_after_a_restart(
     options: dict[str, str], first: int, house: House
 ) -> None:
     """Spark asks anew where the stream begins, for it has written down no beginning."""
-    given = {name: value.replace("%s", house.queue) for name, value in options.items()}
-    house.make()
-    house.door.advance(house.queue, "keeps", {}, create=True)
-    house.fill(numbers(0, 8))
-    house.door.advance(house.queue, "keeps", {0: 4})
+    given = behind_four(house, options)
     with planning(house, None, **given) as planner:
         house.fill(numbers(8, 12))
         assert planner.batch() == numbers(first, 12)
@@ -153,11 +158,7 @@ def test_a_first_batch_that_was_not_finished_has_the_same_rows_after_a_restart(
 def test_a_first_batch_that_was_not_finished_tells_what_it_lost(
     options: dict[str, str], first: int, house: House
 ) -> None:
-    given = {name: value.replace("%s", house.queue) for name, value in options.items()}
-    house.make()
-    house.door.advance(house.queue, "keeps", {}, create=True)
-    house.fill(numbers(0, 8))
-    house.door.advance(house.queue, "keeps", {0: 4})
+    given = behind_four(house, options)
     with planning(house, None, **given) as planner:
         house.fill(numbers(8, 12))
         end = planner._through_json(planner.reader.latestOffset(planner.start, ALL))

@@ -178,7 +178,7 @@ class Door(Line):
 
     def progress(self, queue: str, group: str) -> dict[int, int]:
         """Everything below is settled for the group."""
-        return _sequences(self._ask("GET", _progress_path(queue, group)))
+        return self.standing(queue, group).floors
 
     def advance(
         self,
