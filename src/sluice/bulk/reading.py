@@ -126,6 +126,22 @@ class Worker:
             self.process.wait()
 
 
+class Seats:
+    """For those who read at a time; who finds none is refused."""
+
+    def __init__(self, count: int = MOST_READERS) -> None:
+        self._count = count
+        self.taken = 0
+
+    def take(self) -> None:
+        if self.taken >= self._count:
+            raise TooManyReaders(self._count)
+        self.taken += 1
+
+    def leave(self) -> None:
+        self.taken -= 1
+
+
 class Workshop:
     """The workers and their life. On the door's loop.
 
@@ -139,14 +155,22 @@ class Workshop:
         self._idle_seconds = idle_seconds
         self._most = most or min(MOST_WORKERS, len(os.sched_getaffinity(0)))
         self._workers: list[Worker] = []
-        self._readers = 0
+        self._seats = Seats()
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
     def begin(self, wanted: Wanted, pids: list[int], way: int, chunked: bool) -> tuple[Worker, socket.socket]:
         """Hand a reader over; to whom, and the line to its thread. `pids` are those of the parts."""
-        if self._readers >= MOST_READERS:
-            raise TooManyReaders(MOST_READERS)
+        self._seats.take()
+        try:
+            return self._begin(wanted, pids, way, chunked)
+        except BaseException:
+            self._seats.leave()
+            raise
+
+    def _begin(
+        self, wanted: Wanted, pids: list[int], way: int, chunked: bool
+    ) -> tuple[Worker, socket.socket]:
         ours, theirs = socket.socketpair()
         try:
             for _ in range(self._most + 1):
@@ -173,7 +197,6 @@ class Workshop:
         }
         ours.send(words.said(words.REQUEST, json.dumps(asked).encode()))  # less than a socket holds
         worker.readers += 1
-        self._readers += 1
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -182,8 +205,8 @@ class Workshop:
     def finish(self, worker: Worker) -> None:
         """A reader of that one is done."""
         worker.readers -= 1
-        self._readers -= 1
-        if self._readers == 0 and not self._is_closed:
+        self._seats.leave()
+        if self._seats.taken == 0 and not self._is_closed:
             self._timer = asyncio.get_running_loop().call_later(self._idle_seconds, self._let_all_go)
 
     def _ready_worker(self) -> Worker:
@@ -366,22 +389,6 @@ class Reading:
             self._way.close()
         assert self._worker is not None
         self._workshop.finish(self._worker)
-
-
-class Seats:
-    """For those who read at a time where there are no workers; who finds none is refused."""
-
-    def __init__(self, count: int = MOST_READERS) -> None:
-        self._count = count
-        self._taken = 0
-
-    def take(self) -> None:
-        if self._taken >= self._count:
-            raise TooManyReaders(self._count)
-        self._taken += 1
-
-    def leave(self) -> None:
-        self._taken -= 1
 
 
 class LocalReading:

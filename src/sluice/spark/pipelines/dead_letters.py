@@ -224,8 +224,8 @@ def report(found: Findings, queue: str, now: datetime | None = None) -> str:
                 ("dead letters", wording.count(found.total)),
                 ("different causes", wording.count(found.kinds)),
                 ("queues", wording.count(found.queues)),
-                ("first", f"{wording.lasting(_ago(found.since, now))} ago"),
-                ("latest", f"{wording.lasting(_ago(found.until, now))} ago"),
+                ("first", _ago(found.since, now)),
+                ("latest", _ago(found.until, now)),
             ]
         ),
         _chart(found, tones),
@@ -298,7 +298,7 @@ def _cause_table(found: Findings, tones: dict[str, int], now: datetime) -> Piece
             wording.count(one["keys"]),
             "" if one["attempts"] is None else f"{one['attempts']:g}",
             wording.moment(one["since"]),
-            f"{wording.lasting(_ago(one['until'], now))} ago",
+            _ago(one["until"], now),
         ]
         for one in found.causes
     ]
@@ -344,10 +344,10 @@ def _said(text: str, letter: dict[str, Any], tone: int | None = None) -> Piece:
     ]
 
 
-def _ago(time: datetime | None, now: datetime) -> float:
-    if time is None:
-        return 0.0
-    return max(0.0, (now - time).total_seconds())
+def _ago(time: datetime | None, now: datetime) -> str:
+    """In whole seconds: nobody reads the half of one."""
+    seconds = 0.0 if time is None else (now - time).total_seconds()
+    return f"{wording.lasting(max(1, round(seconds)))} ago"
 
 
 def _cut(text: str, most: int) -> str:
