@@ -53,7 +53,7 @@ COMPILED = (
 )
 
 # Modules of those rooms that run once per connection or less, or lean on libraries that carry no types.
-NOT_COMPILED = {"__init__.py", "access.py", "config.py", "listener.py", "websocket.py"}
+NOT_COMPILED = {"__init__.py", "access.py", "config.py", "listener.py", "origins.py", "websocket.py"}
 
 PACKAGE = Path("src/sluice")
 

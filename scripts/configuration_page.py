@@ -41,6 +41,9 @@ SERVER: dict[str, str] = {
     "queues.templates": "configuration of queues that come into being under a matching name, see below",
     "disk.min_free": "bytes that must be free on the disk of `data`: with less, what would have to be kept is refused "
     "until there is room; `0`: never looked at. See [reliability.md](reliability.md)",
+    "limits.memory": "the most memory that the broker uses, a share of what its container or machine has (`80%`) or a "
+    "size (`2GiB`): above it, what would have to be kept is refused until it is 5 % below; `off`: never looked at. See "
+    "[operations.md](operations.md#memory)",
     "queues.cache_bytes": "bodies of young messages kept in memory, all queues together",
     "ecq.retention": "older values of exclusive queues are removed, see [compacted.md](compacted.md); `0s`: none is",
     "ecq.sweep_interval": "how often they are looked for, and room on disk is made",
@@ -76,9 +79,12 @@ SERVER: dict[str, str] = {
     "cluster.listen": "for the other nodes",
     "cluster.advertise": "host under which the others reach this node; empty: where it listens",
     "cluster.advertise_link": "whole address of the link, where a port is mapped on the way",
-    "cluster.tls_cert": "certificate of this node, shown to the others and checked by them",
+    "cluster.secret": "what nodes prove to each other on every link, the same on all of them; empty: the coordinator "
+    "holds one that the first node makes. See [cluster.md](cluster.md#keeping-strangers-out)",
+    "cluster.secret_file": "the file that holds it, instead of `cluster.secret`",
+    "cluster.tls_cert": "certificate of this node; its subject alternative names have the advertised host",
     "cluster.tls_key": "its private key, without a pass phrase",
-    "cluster.tls_ca": "who signed the certificates of the nodes",
+    "cluster.tls_ca": "who signed the certificates of the nodes; not the CA of `tls.client_ca`",
     "cluster.trusted_network": "`true`: the link may go beyond loopback without TLS",
     "cluster.etcd_endpoints": "members of etcd, HOST:PORT; one that lives is enough to begin",
     "cluster.etcd_lease_ttl": "a node that is not heard of for so long is dead; of leases in Redis as well",
@@ -87,6 +93,8 @@ SERVER: dict[str, str] = {
     "cluster.etcd_key": "its private key",
     "cluster.heartbeat": "between signs of life on the links",
     "cluster.silence": "a node that most others have not heard for so long is put out, before its lease ends",
+    "cluster.publish_timeout": "a publish, settlement or subscription that a cell has not answered by "
+    "then is refused (0x83; the connection of an MQTT 3.1.1 client is closed)",
     "auth.allow_anonymous": "who may connect without a name: everybody, nobody, or (not set) everybody on loopback, "
     "as long as there are no users. Not set and a listener beyond loopback: the start is refused",
     "auth.users": "file of users, made by `sluice user add`; see [security.md](security.md)",
@@ -102,6 +110,9 @@ SERVER: dict[str, str] = {
     "auth.jwt.role_claim": "claim with the role: viewer, operator or admin",
     "auth.jwt.client_claim": "claim with the only client id that the token is for; empty: not looked at",
     "webhooks.allow": "networks, addresses and host names that alerts may go to, besides public addresses",
+    "mqtt.ws_origins": "web pages that may open a WebSocket, such as `https://app.example.org`, besides those of this "
+    "machine; `*`: all. Not set: all where clients need credentials, else only pages of this machine; see "
+    "[security.md](security.md#web-pages)",
     "mqtt.max_packet_size": "largest packet taken from a client, in bytes",
     "mqtt.receive_maximum": "unanswered QoS 1 and 2 publishes of one client",
     "mqtt.max_inflight": "unacknowledged deliveries to one client; its own Receive Maximum may be less",
@@ -119,6 +130,8 @@ SERVER: dict[str, str] = {
     "mqtt.max_publish_rate": "messages of one client per second; who is faster is not read for a while; 0: any",
     "mqtt.max_publish_byte_rate": "the same in bytes of payload",
     "mqtt.max_retained": "retained messages",
+    "mqtt.max_retained_bytes": "bytes of all retained messages: topics, properties and payloads; in a cluster, "
+    "of each cell",
     "mqtt.max_topic_levels": "levels of a filter, and of a topic that is retained",
     "mqtt.write_buffer_high": "unsent bytes from which on a client counts as slow and gets no more deliveries",
     "mqtt.sys_interval": "between updates of `$SYS/broker/...`; 0 switches them off",
@@ -161,6 +174,8 @@ QUEUE: dict[str, str] = {
     "performance.batch_size": "messages of one key that may be with its consumer at once; more than 1 gives up order "
     "across retries",
     "performance.prefetch": "unsettled deliveries of one consumer that names no `prefetch` of its own",
+    "performance.rebalance_after": "how long messages with a key wait for a consumer without room before their "
+    "partition moves to a member of the group that has room",
     "performance.compression": "how payloads from 256 bytes on are stored",
     "performance.durability": "when a publish is answered: after fdatasync, or after the write with an fdatasync "
     "within 200 ms",
@@ -269,6 +284,9 @@ def leaves(model: type[BaseModel], above: str = "") -> Iterator[tuple[str, Field
 
 # What a check of the models allows, in words, by the name of its function.
 ALLOWED: dict[str, str] = {
+    "_long_enough": "16 characters or more",
+    "_file_of_secret": "a file",
+    "_memory_size": "a share (`80%`), a size (`2GiB`), or `off`",
     "_existing_file": "a file",
     "_store_url": "`embedded`, `memory`",
     "_webhook": "an http or https address",

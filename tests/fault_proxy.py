@@ -35,6 +35,11 @@ class FaultProxy:
         for line in lines:
             _end(line)
 
+    def lead_to(self, port: int) -> None:
+        """New connections go to another server, and those that there are end: a failover."""
+        self._target = ("127.0.0.1", port)
+        self.cut()
+
     def cut_after(self, count: int) -> None:
         """So many bytes get through to the server, then every line ends: in the midst of a command."""
         self._bytes_left = count

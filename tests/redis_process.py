@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from tests.fault_proxy import FaultProxy
 from tests.server_process import ServerProcess
 from tests.services import need_redis, packed_redis
 
@@ -76,6 +77,45 @@ class RedisProcess(ServerProcess):
         self._settings["tls-port"] = self._settings["port"]
         self._settings["port"] = "0"
         self.url = f"rediss://127.0.0.1:{self.port}?ssl_ca_certs={authority}"
+
+
+class FailoverPair:
+    """A master and a replica behind one address, which `fail_over` leads from the one to the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.master = RedisProcess(folder / "master", repl_diskless_sync_delay="0").start()
+        self.replica = RedisProcess(folder / "replica").start()
+        self._proxy = FaultProxy(self.master.port)
+        self.url = f"redis://127.0.0.1:{self._proxy.port}"
+        self.replica.client().execute_command("REPLICAOF", "127.0.0.1", self.master.port)
+        self.wait_until_level()
+
+    def wait_until_level(self) -> None:
+        """Until the replica has all that the master has."""
+        client = self.master.client()
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            told = client.info("replication")
+            state = told.get("slave0", {})
+            if state.get("state") == "online" and state["offset"] == told["master_repl_offset"]:
+                return
+            assert time.monotonic() < deadline, "the replica does not catch up"
+            time.sleep(0.02)
+
+    def fall_behind(self) -> None:
+        """The replica gets nothing more from the master."""
+        self.replica.client().execute_command("REPLICAOF", "NO", "ONE")
+
+    def fail_over(self) -> None:
+        """The replica takes the master's place with what it has."""
+        self.fall_behind()
+        self._proxy.lead_to(self.replica.port)
+        self.master.kill()
+
+    def stop(self) -> None:
+        self._proxy.close()
+        self.master.stop()
+        self.replica.stop()
 
 
 SLOTS = 16384

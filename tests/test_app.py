@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
+import httpx
 import pytest
 
 from sluice.access.gate import Gate
-from sluice.app import access_of, limits_from
+from sluice.app import access_of, limits_from, run
 from sluice.broker.broker import Broker
-from sluice.config import Settings
-from sluice.errors import BrokerBroken
+from sluice.config import DiskSettings, Settings
+from sluice.errors import BrokerBroken, NoRoom, SluiceError
 from sluice.house import House
+from sluice.notation import Address
+from tests.redis_process import free_port
 
 
 @pytest.fixture
@@ -73,3 +77,37 @@ async def test_a_task_that_fails_unheard_does_not(house: House, stop: asyncio.Ev
     await turn()
     await turn()
     assert not stop.is_set() and house.failure is None
+
+
+async def test_a_broker_on_a_nearly_full_disk_is_not_ready_and_needs_no_restart(tmp_path: Path) -> None:
+    settings = Settings(store="embedded", data=tmp_path / "data", disk=DiskSettings(min_free=1 << 60))
+    loop = asyncio.get_running_loop()
+    broker = Broker(loop, limits_from(settings), access_of(settings)[0], lambda event, facts: None)
+    house = House(settings, broker, lambda: None)
+    await house.open()
+    while house.refusal() is None:
+        await turn()
+    refusal = house.refusal()
+    assert isinstance(refusal, NoRoom) and "disk.min_free" in str(refusal)
+    await house.close()
+
+
+async def test_http_answers_before_mqtt_and_says_that_the_broker_is_not_ready_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Enough(SluiceError):
+        pass
+
+    port = free_port()
+    answers: list[httpx.Response] = []
+
+    async def look(*arguments: object) -> None:
+        async with httpx.AsyncClient() as web:
+            answers.append(await web.get(f"http://127.0.0.1:{port}/readyz"))
+        raise Enough("that was all")
+
+    monkeypatch.setattr("sluice.app.open_listeners", look)
+    with pytest.raises(Enough):
+        await run(Settings(store="memory", http=Address("127.0.0.1", port), grpc=None))
+    assert answers[0].status_code == 503
+    assert "not open yet" in answers[0].json()["message"]

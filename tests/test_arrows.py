@@ -25,6 +25,7 @@ ARROWS: dict[str, frozenset[str]] = {
     "schema": frozenset(),
     "markup": frozenset(),
     "supervisor": frozenset(),
+    "watermark": frozenset(),
     "queues": frozenset({"store.protocol", "store.meaning", "fields"}),
     "alerts": frozenset({"queues"}),
     "client": frozenset({"wire"}),
@@ -35,7 +36,7 @@ ARROWS: dict[str, frozenset[str]] = {
     "cluster": frozenset({"broker", "queues", "store", "wire", "fields"}),
     "access": frozenset({"broker", "wire", "fields"}),
     "bulk": frozenset({"queues", "store"}),
-    "admin": frozenset({"access", "broker", "queues", "cluster", "bulk"}),
+    "admin": frozenset({"access", "broker", "queues", "cluster", "bulk", "watermark"}),
     "testing": frozenset({"broker", "client", "queues", "schema", "store", "wire", "worker"}),
     "pytest_plugin": frozenset({"testing"}),
 }

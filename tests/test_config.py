@@ -102,6 +102,7 @@ def test_session_expiry_is_whole_seconds_or_never(tmp_path: Path, text: str, sec
         ("[mqtt]\nconnect_timeout = 10", ["mqtt.connect_timeout", '"10s"', "from 10ms to 1h"]),
         ("[mqtt]\nmax_session_expiry = 'ever'", ["mqtt.max_session_expiry", '"7d"', '"never"']),
         ("[mqtt]\nrefused_filters = ['a/#/b']", ["mqtt.refused_filters", "'a/#/b'", "last level"]),
+        ("[mqtt]\nws_origins = ['app.example.org/x']", ["mqtt.ws_origins", "https://app.example.org"]),
         ("[mqtt]\nretain_available = 'maybe'", ["mqtt.retain_available", "boolean"]),
         ("[mqtt]\nmax_qso = 1", ["mqtt.max_qso", "is not a setting", "mqtt.max_qos"]),
         ("[mqqt]\n", ["mqqt", "is not a setting"]),
@@ -119,6 +120,8 @@ def test_session_expiry_is_whole_seconds_or_never(tmp_path: Path, text: str, sec
             ["cluster.listen = 10.0.0.1:7946", "cluster.tls_ca", "cluster.trusted_network"],
         ),
         ("[cluster]\nsilence = '600ms'", ["cluster.silence", "cluster.heartbeat"]),
+        ("[cluster]\nsecret = 'hunter2'", ["cluster.secret = ***", "16 characters", "openssl rand -hex 32"]),
+        ("[cluster]\nsecret_file = 'no-such'", ["cluster.secret_file = no-such", "can be read"]),
         ("[mqtt]\nmax_qos = \n", ["sluice.toml is not TOML", "line 2"]),
     ],
 )
@@ -176,9 +179,25 @@ def test_variables_that_others_set_with_our_prefix_are_left_alone(variable: str)
 
 
 def test_a_refusal_does_not_show_a_password(tmp_path: Path) -> None:
-    refusal = refusal_of(tmp_path, "store = 'mongodb://sluice:hunter2@db'")
+    refusal = refusal_of(tmp_path, "store = 'mongodb://sluice:hunter2@db'\n[cluster]\nsecret = 'hunter2'")
     assert "hunter2" not in refusal
     assert "mongodb://sluice:***@db" in refusal
+
+
+def test_the_secret_of_a_cluster_comes_from_the_environment_or_a_file_and_is_not_shown(
+    tmp_path: Path,
+) -> None:
+    given = load_settings(None, {"SLUICE_CLUSTER__SECRET": "0123456789abcdef"}, {})
+    assert given.cluster.link_secret() == "0123456789abcdef"
+    assert "0123456789abcdef" not in repr(given)
+    (tmp_path / "secret").write_text("fedcba9876543210\n")
+    in_file = {"SLUICE_CLUSTER__SECRET_FILE": str(tmp_path / "secret")}
+    assert load_settings(None, in_file, {}).cluster.link_secret() == "fedcba9876543210"
+    assert load_settings(None, {}, {}).cluster.link_secret() == ""
+    both = refusal_of(tmp_path, "[cluster]\nsecret = '0123456789abcdef'", in_file)
+    assert "both given; give one of them" in both
+    (tmp_path / "secret").write_text("short\n")
+    assert "must hold 16 characters or more" in refusal_of(tmp_path, "", in_file)
 
 
 def test_settings_cannot_be_changed_after_they_were_read() -> None:

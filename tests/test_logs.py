@@ -74,7 +74,11 @@ def test_secrets_never_appear(form: str) -> None:
 def test_a_peer_cannot_forge_a_line_or_steer_the_terminal(form: str) -> None:
     stream = lines(form)
     log.info("client %s", "a\nb\x1b[2J", extra={"client": "x\n2026 info forged\x1b[2J\u2028"})
-    assert stream.getvalue().count("\n") == 1
+    log.info("client \u202e%s", "\u2066a", extra={"client": "\u200fx\u061c\u2069"})
+    assert stream.getvalue().count("\n") == 2
+    for sign in "\u202e\u2066\u200f\u061c\u2069":
+        assert sign not in stream.getvalue()
+        assert f"\\u{ord(sign):04x}" in stream.getvalue()
     assert "\x1b" not in stream.getvalue()
     assert "\u2028" not in stream.getvalue()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.notation import Address, parse_address, parse_duration, show_duration
+from sluice.notation import Address, parse_address, parse_duration, path_segment, show_duration
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,11 @@ def test_zero_needs_no_unit(zero: object) -> None:
 def test_a_duration_without_a_unit_is_refused_with_what_to_write(value: object, hint: str) -> None:
     with pytest.raises(ValueError, match=hint):
         parse_duration(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "segment"),
+    [("a/b", "a%2Fb"), (".", "%2E"), ("..", "%2E%2E"), ("...", "..."), ("a.b", "a.b"), ("grün", "gr%C3%BCn")],
+)
+def test_a_segment_of_a_path_is_never_dots_alone(text: str, segment: str) -> None:
+    assert path_segment(text) == segment

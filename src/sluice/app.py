@@ -27,13 +27,16 @@ from sluice.access.start import access_for
 from sluice.broker.broker import Broker
 from sluice.broker.limits import Limits
 from sluice.broker.listener import Door, open_door
+from sluice.broker.origins import Origins
+from sluice.broker.scheduler import Repeated
 from sluice.broker.sys_topics import SysTopics
 from sluice.config import Settings
-from sluice.errors import ConfigError, SluiceError, StoreFailed, StoreLocked
+from sluice.errors import ConfigError, SluiceError, StoreFailed, StoreLocked, StoreUnavailable
 from sluice.house import House
 from sluice.logs import hide_secrets
 from sluice.notation import Address
 from sluice.supervisor import Supervisor, stop_on_signals
+from sluice.watermark import LOOK_SECONDS, Watermark, available_bytes, memory_limit
 
 if TYPE_CHECKING:
     from sluice.admin.desk import Desk
@@ -46,6 +49,7 @@ log = logging.getLogger(__name__)
 SWITCH_SECONDS = 0.0005  # how long the log writer waits for the loop to let it run, at most
 BODY_FRAME_BYTES = 65_536  # of a publish over HTTP: everything that is not its payload
 RESERVED_DESCRIPTORS = 256
+TLS_1_2_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"  # none with CBC; those of TLS 1.3 are all of this kind
 LAST_WORDS_SECONDS = 2.0  # what a stop waits for clients to read our DISCONNECT
 
 
@@ -74,16 +78,22 @@ async def run(settings: Settings) -> None:
     broker = Broker(loop, limits, gate, log_event)
     gate.attach(broker, loop)
     loop.add_signal_handler(signal.SIGHUP, gate.look)
-    house = House(settings, broker, stop.set)
+    watermark = watermark_of(settings)
+    house = House(settings, broker, stop.set, watermark=watermark)
     loop.set_exception_handler(house.broke)
     doors: list[Door] = []
+    doors_open = asyncio.Event()
     admin: AdminThread | None = None
     try:
         if not await take_store(settings, house, stop):
             return
-        await open_listeners(settings, broker.connect, doors)
-        admin = admin_thread(settings, house.desk(), house.fault, keyring)
-        opened: list[Door | OpenDoor] = [*doors, *(await admin.start() if admin is not None else [])]
+        # HTTP first: `/readyz` says that the broker is not ready until every listener answers.
+        admin = admin_thread(settings, house.desk(), lambda: _refusal(house, doors_open), keyring, watermark)
+        admin_doors = await admin.start() if admin is not None else []
+        await open_listeners(settings, broker.connect, doors, gate.ambient)
+        watch_memory(watermark, broker)
+        doors_open.set()
+        opened: list[Door | OpenDoor] = [*doors, *admin_doors]
         SysTopics(broker, __version__).start()
         quiet_collector()
         line = ready_line(opened, settings.store)
@@ -103,6 +113,13 @@ async def run(settings: Settings) -> None:
     if house.failure is not None:
         raise house.failure if isinstance(house.failure, SluiceError) else StoreFailed(str(house.failure))
     log.info("stopped")
+
+
+def _refusal(house: House, doors_open: asyncio.Event) -> SluiceError | None:
+    """Why the broker is not ready, or None."""
+    if not doors_open.is_set():
+        return StoreUnavailable("the MQTT listeners are not open yet")
+    return house.refusal()
 
 
 async def take_store(settings: Settings, house: House, stop: asyncio.Event) -> bool:
@@ -139,8 +156,11 @@ async def _stand_by(settings: Settings, stop: asyncio.Event) -> bool:
     return False
 
 
-async def open_listeners(settings: Settings, connect: Callable[[], object], doors: list[Door]) -> None:
-    """Open every listener that has an address, adding it to `doors` at once: what is open is closed, come what may."""
+async def open_listeners(
+    settings: Settings, connect: Callable[[], object], doors: list[Door], ambient: bool
+) -> None:
+    """Open every listener that has an address, adding it to `doors` at once: what is open is closed, come what may.
+    `ambient`: a client may get in without a secret that it sends."""
     listen = settings.listen
     tls = tls_context(settings) if listen.mqtts or listen.wss else None
     for name, address, context in (
@@ -158,6 +178,7 @@ async def open_listeners(settings: Settings, connect: Callable[[], object], door
                 context,
                 settings.mqtt.max_packet_size,
                 settings.mqtt.connect_timeout,
+                Origins(settings.mqtt.ws_origins, ambient, address.host),
             )
             doors.append(door)
 
@@ -165,8 +186,9 @@ async def open_listeners(settings: Settings, connect: Callable[[], object], door
 def admin_thread(
     settings: Settings,
     desk: Desk,
-    store_fault: Callable[[], str],
+    store_fault: Callable[[], SluiceError | None],
     keyring: Keyring,
+    watermark: Watermark,
     directory: Directory | None = None,
 ) -> AdminThread | None:
     """The doors for people and programs that look after the broker; None when they are all off. In a cluster,
@@ -186,6 +208,7 @@ def admin_thread(
         max_body=max_body,
         queues_enabled=settings.queues.enabled,
         store_fault=store_fault,
+        watermark=watermark,
         bulk_door=lambda: BulkDoor(
             settings.data if settings.store == "embedded" else None,
             settings.bulk.max_batch_bytes,
@@ -223,10 +246,25 @@ async def shut(broker: Broker, doors: list[Door]) -> None:
     broker.close()
 
 
+def watermark_of(settings: Settings) -> Watermark:
+    """The memory limit of this process, as it was configured."""
+    watermark = Watermark(memory_limit(settings.limits.memory, available_bytes))
+    watermark.look()
+    return watermark
+
+
+def watch_memory(watermark: Watermark, broker: Broker) -> None:
+    """Measure from now on, by the timer of this broker."""
+    repeated = Repeated(LOOK_SECONDS, watermark.look)
+    broker.scheduler.wake_at(broker.turn.now + LOOK_SECONDS, repeated)
+
+
 def limits_from(settings: Settings) -> Limits:
     """The limits of the path of a message: the configuration's numbers without the configuration."""
     limits = Limits()
     for name, value in settings.mqtt:
+        if name == "ws_origins":
+            continue  # for the listeners
         setattr(limits, name, [one.encode() for one in value] if isinstance(value, list) else value)
     return limits
 
@@ -244,10 +282,15 @@ def _beyond_loopback(addresses: Sequence[Address | None]) -> list[str]:
 
 
 def tls_context(settings: Settings, clients: bool = True) -> ssl.SSLContext:
-    """TLS 1.2 or later; with a client CA, MQTT clients (`clients`) must show a certificate that it signed."""
+    """TLS 1.3, or 1.2 with forward secrecy and authenticated encryption.
+
+    With a client CA, MQTT clients (`clients`) must show a certificate that it signed.
+    """
     tls = settings.tls
     assert tls.cert is not None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(TLS_1_2_CIPHERS)
     try:
         context.load_cert_chain(tls.cert, tls.key)
         if tls.client_ca is not None and clients:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from sluice import __version__
+from sluice.access.files import warn_if_open
 from sluice.admin.cells import CellsService
 from sluice.admin.desk import Desk
 from sluice.admin.service import AdminService
@@ -28,6 +29,8 @@ from sluice.app import (
     open_listeners,
     quiet_collector,
     ready_line,
+    watch_memory,
+    watermark_of,
 )
 from sluice.broker.broker import Broker
 from sluice.broker.crowd import Crowd
@@ -39,10 +42,10 @@ from sluice.cluster.coordinator import CoordinatorError, NodeInfo
 from sluice.cluster.detection import Watch
 from sluice.cluster.directory import Directory
 from sluice.cluster.front import Front
-from sluice.cluster.joining import make_coordinator, make_lines, node_info
+from sluice.cluster.joining import make_coordinator, make_lines, make_link_key, node_info
 from sluice.cluster.node import Node
 from sluice.config import Settings
-from sluice.errors import BrokerBroken
+from sluice.errors import BrokerBroken, SluiceError, StoreUnavailable
 from sluice.house import House, Place, breakage_in, how_built
 from sluice.logs import hide_secrets
 from sluice.supervisor import Supervisor, stop_on_signals
@@ -98,11 +101,12 @@ class ClusterServer:
         self.gate, self.keyring = access_of(settings)
         self.coordinator = make_coordinator(settings.cluster, settings.store, settings.redis.prefix)
         self.lines = make_lines(settings.cluster, self._owner)
-        self.node = Node(settings.cluster.cells, self._owner_id, self.lines)
+        self.node = Node(settings.cluster.cells, self._owner_id, self.lines, settings.cluster.publish_timeout)
         self.cells = Cells(self.node, self.coordinator, self._make_broker, self._open_house)
         self._limits = limits_from(settings)
         self._limits.last_descriptor = allow_many_connections()
         self._crowd = Crowd(self._limits)  # of all cells: who sets a limit means the node
+        self._watermark = watermark_of(settings)
         self._lobby = self._make_broker()  # no client comes in here: it has the node's own timer
         self._watch = Watch(
             self.lines, self.coordinator, settings.cluster.heartbeat, settings.cluster.silence
@@ -132,8 +136,9 @@ class ClusterServer:
 
     async def start(self) -> None:
         settings = self._settings
+        self._warn_of_risks()
         self.gate.attach_many(self._brokers, self._loop)
-        await open_listeners(settings, self._front, self.doors)
+        await open_listeners(settings, self._front, self.doors, self.gate.ambient)
         await self.lines.open()
         await self._open_admin()
         self.lines.accept = self.node.accept
@@ -142,9 +147,21 @@ class ClusterServer:
         await self._join()
         self._watch.start()
         SysTopics(self._lobby, __version__, self._brokers).start()
+        watch_memory(self._watermark, self._lobby)
         with suppress(TimeoutError):
             async with asyncio.timeout(READY_SECONDS):
                 await self.cells.settled()
+
+    def _warn_of_risks(self) -> None:
+        cluster, client_ca = self._settings.cluster, self._settings.tls.client_ca
+        if cluster.secret_file is not None:
+            warn_if_open(cluster.secret_file)
+        if cluster.tls_ca is not None and client_ca is not None:
+            if cluster.tls_ca.read_bytes() == client_ca.read_bytes():
+                log.warning(
+                    "nodes and clients have one CA: sign the certificates of nodes by a CA of their own",
+                    extra={"cluster.tls_ca": cluster.tls_ca, "tls.client_ca": client_ca},
+                )
 
     async def _open_admin(self) -> None:
         """Before this node is one: it tells the others where its doors are."""
@@ -157,7 +174,9 @@ class ClusterServer:
             directory, lambda: self.services, name, hide_secrets(self._settings.store), how_built()
         )
         desk = Desk(service, self._loop)
-        self.admin = admin_thread(self._settings, desk, self._fault, self.keyring, directory)
+        self.admin = admin_thread(
+            self._settings, desk, self._refusal, self.keyring, self._watermark, directory
+        )
         if self.admin is not None:
             self.admin_doors = await self.admin.start()
 
@@ -165,25 +184,28 @@ class ClusterServer:
         me = self.cells.me
         return me.id if me is not None else ""
 
-    def _fault(self) -> str:
-        """What keeps this node from taking work, or nothing."""
+    def _refusal(self) -> SluiceError | None:
+        """What keeps this node from taking work, or None."""
         if self.cells.me is None:
-            return "this node is not in the cluster now"
-        faults = (one.house.fault() for one in list(self.cells.open.values()) if isinstance(one.house, House))
-        return next((fault for fault in faults if fault), "")
+            return StoreUnavailable("this node is not in the cluster now")
+        houses = (one.house for one in list(self.cells.open.values()) if isinstance(one.house, House))
+        refusals = (house.refusal() for house in houses)
+        return next((refusal for refusal in refusals if refusal is not None), None)
 
     async def _join(self) -> None:
         """Become a node, as a new incarnation."""
         doors: list[Door | OpenDoor] = [*self.doors, *self.admin_doors]
         found = {door.name: door.address for door in doors}
+        key = await make_link_key(self._settings.cluster, self.coordinator)
         me = node_info(
             self._settings.cluster,
             self.lines.address,
             found.get("mqtt", ""),
             found.get("http", ""),
             found.get("grpc", ""),
+            key.fingerprint,
         )
-        self.lines.join(me.id)
+        self.lines.join(me.id, key)
         await self.coordinator.start(me)
         self.cells.me = me
         self._changed()
@@ -249,7 +271,8 @@ class ClusterServer:
         return Broker(self._loop, self._limits, self.gate, log_event, crowd=self._crowd)
 
     async def _open_house(self, number: int, cell: Cell, seize: bool, failed: Callable[[], None]) -> House:
-        house = House(self._settings, cell.broker, failed, Place(number, seize))
+        place = Place(number, seize)
+        house = House(self._settings, cell.broker, failed, place, watermark=self._watermark)
         house.furnish = cell.furnish
         await house.open()
         return house

@@ -14,9 +14,11 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from sluice.access.settings import AuthSettings
+from sluice.broker.origins import fault_of_origin
 from sluice.cluster.settings import ClusterSettings
 from sluice.fields import Seconds, Section, lasting, number
 from sluice.notation import Address, parse_address, parse_duration
+from sluice.watermark import memory_limit
 from sluice.wire.topics import fault_of_filter
 
 NEVER: Final = 0xFFFFFFFF  # the session expiry interval that does not expire (MQTT 5.0 section 3.1.2.11.2)
@@ -60,6 +62,13 @@ def _key_prefix(value: str) -> str:
 
 def _topic_filter(value: str) -> str:
     fault = fault_of_filter(value.encode(), 65535)
+    if fault:
+        raise ValueError(f"holds {value!r}: {fault}")
+    return value
+
+
+def _origin(value: str) -> str:
+    fault = fault_of_origin(value)
     if fault:
         raise ValueError(f"holds {value!r}: {fault}")
     return value
@@ -124,6 +133,22 @@ class DiskSettings(Section):
     """The disk of the embedded store."""
 
     min_free: Annotated[int, number(0)] = 67_108_864  # fewer bytes left: publishers are refused; 0: never
+
+
+def _number_as_text(value: object) -> object:
+    return str(value) if type(value) is int else value
+
+
+def _memory_size(value: str) -> str:
+    memory_limit(value, lambda: 1 << 40)  # raises where it stands for nothing
+    return value
+
+
+class LimitSettings(Section):
+    """Limits of the whole process."""
+
+    # A share of the memory of the container or the machine, a size, or "off".
+    memory: Annotated[str, BeforeValidator(_number_as_text), AfterValidator(_memory_size)] = "80%"
 
 
 class EcqSettings(Section):
@@ -199,6 +224,7 @@ class MqttSettings(Section):
     max_publish_rate: Annotated[float, number(0)] = 0.0  # messages of one client per second; 0: any
     max_publish_byte_rate: Annotated[float, number(0)] = 0.0  # bytes of payload, likewise
     max_retained: Annotated[int, number(0)] = 1_000_000
+    max_retained_bytes: Annotated[int, number(0)] = 268_435_456  # topics, properties and payloads
     max_topic_levels: Annotated[int, number(1, 65535)] = 128
     write_buffer_high: Annotated[int, number(1024, 1 << 30)] = (
         1_048_576  # bytes unsent before a client counts as slow
@@ -209,6 +235,7 @@ class MqttSettings(Section):
     shared_subscriptions: bool = True
     retain_available: bool = True
     max_qos: Annotated[int, number(0, 2)] = 2
+    ws_origins: list[Annotated[str, AfterValidator(_origin)]] = []  # web pages that may open a WebSocket
 
 
 class Settings(Section):
@@ -224,6 +251,7 @@ class Settings(Section):
     log: LogSettings = LogSettings()
     queues: QueueSettings = QueueSettings()
     disk: DiskSettings = DiskSettings()
+    limits: LimitSettings = LimitSettings()
     ecq: EcqSettings = EcqSettings()
     bulk: BulkSettings = BulkSettings()
     redis: RedisSettings = RedisSettings()

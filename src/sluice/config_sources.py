@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -146,8 +146,11 @@ def _problem(error: ErrorDetails, given: Mapping[Key, Given]) -> str:
     source = f" ({given[key].source})" if key in given else ""
     if error["type"] == "extra_forbidden":
         return f"{name}{source} is not a setting. {_nearest(name)}"
-    value = f" = {hide_secrets(str(given[key].value))}" if key in given else ""
     field = _field(key)
+    is_secret = field is not None and field.annotation is SecretStr
+    value = ""
+    if key in given:
+        value = " = ***" if is_secret else f" = {hide_secrets(str(given[key].value))}"
     return f"{name}{value}{source}: {_rule(error, field)}. {_way_out(field)}"
 
 
@@ -167,7 +170,7 @@ def _rule(error: ErrorDetails, field: FieldInfo | None) -> str:
 
 def _way_out(field: FieldInfo | None) -> str:
     default = field.default if field is not None else None
-    if isinstance(default, BaseModel | list) or default is None:
+    if isinstance(default, BaseModel | list | SecretStr) or default is None:
         return "Correct it, or leave it out"
     return f"Correct it, or leave it out for the default, {default}"
 

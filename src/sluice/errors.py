@@ -132,6 +132,17 @@ class StoreDamaged(StoreError):
         self.offset = offset
 
 
+class UnusableRecord(StoreError):
+    """A record or a snapshot whose checksum is right, and whose contents no Sluice of this version
+    has written. The
+    store that read it adds the file and the position (`StoreDamaged`)."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            what, "Restore the store from a backup, or open it with the version of Sluice that wrote it"
+        )
+
+
 class StoreFailed(StoreError):
     """A write or a sync did not succeed. What the disk holds is unknown until the store is opened again."""
 
@@ -139,6 +150,40 @@ class StoreFailed(StoreError):
         super().__init__(
             f"the store has stopped: {what}",
             do or "Nothing more is acknowledged. Make the disk well, or make room on it, and start again",
+        )
+
+
+class FramesLost(StoreFailed):
+    """A store has gone back behind frames that it had confirmed."""
+
+    def __init__(self, first: int, last: int, queues: dict[str, int]) -> None:
+        self.first = first
+        self.last = last
+        self.queues = queues
+        super().__init__(
+            f"Redis has gone back to frame {first - 1}: it has lost the frames {first} to {last}, which "
+            f"it had confirmed ({messages_by_queue(queues)}). Was a replica promoted that was behind, "
+            "was Redis restarted without appendonly, or restored?",
+            "Start this broker again: it continues with what is there. Find out what was lost, then run "
+            "`sluice losses confirm`. Set appendonly yes, and min-replicas-to-write if there are "
+            "replicas",
+        )
+
+
+def messages_by_queue(queues: dict[str, int], most: int = 20) -> str:
+    """Return how many messages of which queues are known to be lost, in words."""
+    if not queues:
+        return "no message of a queue is known to be in them"
+    named = [f"{name}: {count}" for name, count in sorted(queues.items())[:most]]
+    more = len(queues) - len(named)
+    return "messages by queue: " + ", ".join(named) + (f" and {more} more queues" if more else "")
+
+
+class UnknownLoss(SluiceError):
+    def __init__(self, cell: int) -> None:
+        super().__init__(
+            f"the store of cell {cell} has no loss to confirm",
+            "List what is to be confirmed: `sluice losses list`",
         )
 
 
@@ -225,6 +270,24 @@ class NoRoom(StoreUnavailable):
             f"nothing more is kept: {reason}",
             "Make room on that disk, or take what waits in queues; then publish it again",
         )
+
+
+class MemoryFull(NoRoom):
+    """The process uses as much memory as it may. Deliveries and settlements go on."""
+
+    def __init__(self, reason: str) -> None:
+        QueueError.__init__(
+            self,
+            f"nothing more is accepted: {reason}",
+            "Let consumers take what waits in queues, or raise limits.memory; then publish it again",
+        )
+
+
+def refusal_to_store(reason: str, no_room: bool, no_memory: bool) -> StoreUnavailable:
+    """The refusal of what would have to be stored, by what is wanting."""
+    if no_memory:
+        return MemoryFull(reason)
+    return NoRoom(reason) if no_room else StoreUnavailable(reason)
 
 
 class QueueExists(QueueError):
@@ -356,6 +419,24 @@ class StaleDelivery(QueueError):
         super().__init__(
             f"delivery {message_id!r} has passed to another consumer",
             "Its deadline had passed: work faster, extend it in time, or raise performance.delivery_timeout",
+        )
+
+
+class TooManyIds(QueueError):
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"the publish names more than {most} messages, and none of them was looked at",
+            "Send several publishes",
+        )
+
+
+class NotHolder(QueueError):
+    """A client settles, without its token, a delivery that went to another client."""
+
+    def __init__(self, message_id: str) -> None:
+        super().__init__(
+            f"delivery {message_id!r} went to another client",
+            "Settle it as that client, send its delivery-token along, or get a rule queue-admin for the queue",
         )
 
 

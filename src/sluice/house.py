@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.admin.desk import Desk
 from sluice.admin.service import AdminService
-from sluice.admin.storing import StoreDesk
+from sluice.admin.storing import LossDesk, StoreDesk
 from sluice.alerts import AlertSender
 from sluice.broker.admin_topics import AdminTopics
 from sluice.broker.broker import Broker
@@ -31,7 +31,17 @@ from sluice.broker.scheduler import Repeated
 from sluice.clock import steady_time
 from sluice.cluster.placement import cell_of_queue
 from sluice.config import Settings
-from sluice.errors import BrokerBroken, ConfigError, InvalidQueueConfig
+from sluice.errors import (
+    BrokerBroken,
+    ConfigError,
+    FramesLost,
+    InvalidQueueConfig,
+    NoRoom,
+    SluiceError,
+    StoreError,
+    StoreFailed,
+    StoreUnavailable,
+)
 from sluice.logs import hide_secrets
 from sluice.queues.compression import ZstdCodec
 from sluice.queues.config import PARTITIONS, read_config
@@ -39,6 +49,7 @@ from sluice.queues.dead_letters import Alert
 from sluice.queues.engine import Engine
 from sluice.queues.exclusive import ExclusiveRules
 from sluice.queues.keeping import Kept
+from sluice.queues.recovery import unusable
 from sluice.queues.rules import Rules
 from sluice.queues.runner import Runner
 from sluice.queues.service import QueueService
@@ -46,6 +57,7 @@ from sluice.schema import fault_of_schema, validator_of
 from sluice.store.embedded.store import EmbeddedStore
 from sluice.store.memory import MemoryStore
 from sluice.store.protocol import Store
+from sluice.watermark import Watermark
 from sluice.wire import decode as wire_decode
 from sluice.wire.topics import has_wildcard, matches
 
@@ -72,7 +84,7 @@ class Place:
 class House:
     """`on_failure` hears once that the store has failed: what was acknowledged is in it, and nothing more will be.
     With a `place` it is the house of a cell: other houses are at work in the same loop, and are not kept waiting.
-    `keep` is the store of a house in a test."""
+    `keep` is the store of a house in a test. `watermark` is the memory limit of the process."""
 
     def __init__(
         self,
@@ -81,6 +93,7 @@ class House:
         on_failure: Callable[[], object],
         place: Place | None = None,
         keep: Store | None = None,
+        watermark: Watermark | None = None,
     ) -> None:
         self._settings = settings
         self._broker = broker
@@ -93,7 +106,10 @@ class House:
         self._partitions = settings.redis.partitions if self._is_elsewhere else PARTITIONS
         self._runner: Runner | None = None
         self._admin: AdminService | None = None
-        self._unavailable = ""
+        self._watermark = watermark
+        self._unavailable = ""  # why the store takes nothing
+        self._no_room = False  # and whether that is for want of room on the disk
+        self._no_memory = ""  # why nothing is accepted though the store would take it
         self._on_opened: Callable[[], None] | None = None
         self._polling: asyncio.TimerHandle | None = None
         self._redis: RedisStore | None = None
@@ -163,13 +179,27 @@ class House:
                 self.furnish()
             router.door.bindings_changed()
             self._check_owners(router.door.ecq)
-        router.keeper.restore(await restoring, router, broker.registry)
+        found = await restoring
+        try:
+            router.keeper.restore(found, router, broker.registry)
+        except (StoreError, MemoryError):
+            raise
+        except Exception as error:
+            raise unusable("what is kept of sessions and retained messages", error) from error
         if self._settings.salvage:
             runner.leave_damage_behind()
         router.retained.forgotten = router.keeper.drop_retained
         store = hide_secrets(self._settings.store)
         direct = self._settings.store == "embedded"
-        told = StoreDesk(store, runner.segment_sizes, self.fault, self._ask_redis if self._redis else None)
+        redis = self._redis
+        losses = None
+        if redis is not None:
+            losses = LossDesk(self._cell, redis.losses, self._confirm_loss)
+        told = StoreDesk(
+            store, runner.segment_sizes, self.fault, self._ask_redis if redis is not None else None, losses
+        )
+        if self._watermark is not None:
+            self._watermark.register(self._short_of_memory, self._refused_for_memory)
         self._admin = AdminService(
             engine, runner, door, broker, store, how_built(), direct=direct, store=told
         )
@@ -195,6 +225,17 @@ class House:
     def fault(self) -> str:
         """What is wrong with the store, or nothing."""
         return self._unavailable if self.failure is None else str(self.failure)
+
+    def refusal(self) -> SluiceError | None:
+        """The error with which the store refuses what would have to be kept, or None. A store that
+        has failed needs a
+        restart; one on a disk that is nearly full, or away for a while, does not."""
+        if self.failure is not None:
+            failed = self.failure
+            return failed if isinstance(failed, StoreError) else StoreFailed(str(failed))
+        if not self._unavailable:
+            return None
+        return NoRoom(self._unavailable) if self._no_room else StoreUnavailable(self._unavailable)
 
     def _make_store(self, engine: Engine) -> Store:
         loop = asyncio.get_running_loop()
@@ -268,6 +309,18 @@ class House:
         seconds = self._settings.redis.answer_timeout
         return await asyncio.to_thread(ask_redis, self._settings.store, self._prefix, seconds, self._tag)
 
+    async def _confirm_loss(self, last: int) -> bool:
+        from sluice.store.redis.losses import confirm_loss
+
+        seconds = self._settings.redis.answer_timeout
+        return await asyncio.to_thread(
+            confirm_loss, self._settings.store, self._prefix, seconds, self._tag, last
+        )
+
+    @property
+    def _cell(self) -> int:
+        return 0 if self._place is None else self._place.cell
+
     def _show(self, store: RedisStore, meaning: QueueMeaning, poll: float) -> None:
         """The queues are back: show them to those who look into Redis, from now on."""
         meaning.learn()
@@ -302,9 +355,7 @@ class House:
         else:
             log.warning("the store takes writes again")
         self._unavailable = hide_secrets(reason)
-        assert self._runner is not None
-        self._runner.engine.unavailable = self._unavailable
-        self._broker.router.stalled(self._unavailable)
+        self._refuse_or_accept()
 
     def _short_of_room(self, reason: str) -> None:
         """The disk is nearly full, or has room again. Whatever would have to be kept is refused; what is kept goes on
@@ -314,11 +365,29 @@ class House:
         else:
             log.warning("the disk has room again")
         self._unavailable = reason
+        self._no_room = bool(reason)
         assert self._runner is not None
-        self._runner.engine.unavailable = reason
-        self._runner.engine.no_room = bool(reason)
-        self._broker.router.no_room = bool(reason)
-        self._broker.router.stalled(reason)
+        self._runner.short_of_room(bool(reason))
+        self._refuse_or_accept()
+
+    def _short_of_memory(self, reason: str) -> None:
+        """The process uses too much memory, or has enough again (see `watermark`)."""
+        self._no_memory = reason
+        self._refuse_or_accept()
+
+    def _refused_for_memory(self) -> int:
+        assert self._runner is not None
+        return self._runner.engine.refused_for_memory + self._broker.router.refused_for_memory
+
+    def _refuse_or_accept(self) -> None:
+        """Tell the engine and the router why new messages are refused. What the store says comes first."""
+        assert self._runner is not None
+        engine, router = self._runner.engine, self._broker.router
+        no_memory = bool(self._no_memory) and not self._unavailable
+        engine.no_memory = router.no_memory = no_memory
+        engine.no_room = router.no_room = self._no_room or no_memory
+        engine.unavailable = self._unavailable or self._no_memory
+        router.stalled(engine.unavailable)
 
     def broke(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception that nobody has caught. One in a callback of ours has ended a turn in the middle: frames that
@@ -340,6 +409,16 @@ class House:
         if self._runner is not None:
             self._runner.freeze()
         with suppress(MemoryError):
+            if isinstance(fault, FramesLost):
+                log.critical(
+                    "Redis has lost confirmed frames",
+                    extra={
+                        "cell": self._cell,
+                        "first_frame": fault.first,
+                        "last_frame": fault.last,
+                        "queues": " ".join(f"{name}={count}" for name, count in fault.queues.items()),
+                    },
+                )
             log.critical("the broker cannot go on", extra={"fault": str(fault)})
         if self._restoring is not None and not self._restoring.done():
             self._restoring.set_exception(fault)
@@ -357,6 +436,8 @@ class House:
     async def close(self, keep: bool = True) -> None:
         """Without `keep`: the store is not ours any more, and what is not in it yet was promised to nobody."""
         await self._alerts.close()
+        if self._watermark is not None:
+            self._watermark.remove(self._short_of_memory)
         runner = self._runner
         if self._polling is not None:
             self._polling.cancel()

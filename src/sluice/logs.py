@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 import threading
@@ -28,7 +29,10 @@ _SECRET_NAME: Final = re.compile(
 )
 _URL_PASSWORD: Final = re.compile(r"(://[^\s/:@]*:)[^\s/@]+@")
 _PLAIN: Final = re.compile(r"[\w.:/@+*#$,%\[\]-]+", re.ASCII)
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+# Also what changes the direction of writing, and what cannot be seen: a line must look like what it says.
+_CONTROL: Final = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
 _STARS: Final = "***"
 MOST_LINES: Final = 20  # of one event,
 CALM_SECONDS: Final = 10.0  # within so long
@@ -41,6 +45,10 @@ def configure_logs(level: str, form: str, stream: TextIO | None = None) -> None:
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     handler.addFilter(Calm())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for name in ("httpx", "httpcore"):  # they log whole URLs, and webhooks have secrets in theirs
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # gRPC's C library writes lines of its own to stderr, past the handler; calls report their errors.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 class Calm(logging.Filter):
@@ -157,4 +165,9 @@ def _quoted(value: object) -> str:
 
 
 def _visible(text: str) -> str:
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _CONTROL.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

@@ -110,25 +110,31 @@ def write_fields(
         out.write(headers)
 
 
-def decode_body(data: bytes, start: i64 = 0) -> Message:
-    """The message whose body begins at `start`: what `write_start` wrote, and its payload as it was kept."""
+def decode_body(data: bytes, start: i64 = 0, whole: bool = True) -> Message:
+    """The message whose body begins at `start`: what `write_start` wrote, and its payload as it was kept. An index may
+    have only its id and key; then it is not `whole`, and the rest is empty or cut off."""
+    ids: i64 = i64(read_i32_le(data, start + 8))
+    keys: i64 = i64(read_i32_le(data, start + 12))
+    topics: i64 = i64(read_i32_le(data, start + 16))
+    properties: i64 = i64(read_i32_le(data, start + 20))
+    headers: i64 = i64(read_i32_le(data, start + 24))
     at: i64 = start + FIELDS_BYTES
-    end: i64 = at + i64(read_i32_le(data, start + 8))
-    message_id = data[at:end]
-    at = end
-    end = at + i64(read_i32_le(data, start + 12))
-    key = data[at:end]
-    at = end
-    end = at + i64(read_i32_le(data, start + 16))
-    topic = data[at:end]
-    at = end
-    end = at + i64(read_i32_le(data, start + 20))
-    props = data[at:end]
-    at = end
-    end = at + i64(read_i32_le(data, start + 24))
-    message = Message(data[end:], props, key, message_id)
+    most: i64 = at + ids + keys
+    if whole:
+        most += topics + properties + headers
+    if (ids | keys | topics | properties | headers) < 0 or most > len(data):
+        raise ValueError("the fields of a message are longer than its record")
+    message_id = data[at : at + ids]
+    at += ids
+    key = data[at : at + keys]
+    at += keys
+    topic = data[at : at + topics]
+    at += topics
+    props = data[at : at + properties]
+    at += properties
+    message = Message(data[at + headers :], props, key, message_id)
     message.topic = topic
-    message.headers = data[at:end]
+    message.headers = data[at : at + headers]
     message.enqueued_at = read_i64_le(data, start)
     return message
 
@@ -150,10 +156,10 @@ def decode_headers(headers: bytes) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     at: i64 = 0
     while at < len(headers):
-        size: i64 = i64(read_i16_be(headers, at))
+        size: i64 = i64(read_i16_be(headers, at)) & 0xFFFF
         name = headers[at + 2 : at + 2 + size]
         at += 2 + size
-        size = i64(read_i16_be(headers, at))
+        size = i64(read_i16_be(headers, at)) & 0xFFFF
         pairs.append((name.decode(), headers[at + 2 : at + 2 + size].decode()))
         at += 2 + size
     return pairs

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final
+from urllib.parse import quote
 
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -66,6 +67,11 @@ def parse_duration(value: object) -> float:
         return 0.0
     hint = f'"{text}s"' if re.fullmatch(r"\d+(\.\d+)?", text) else '"200ms", "5s", "5m", "3h" or "7d"'
     raise ValueError(f"{value!r} is not a duration; write a number and its unit, such as {hint}")
+
+
+def path_segment(text: str, safe: str = "") -> str:
+    """Quote a name as one segment of a path. Dots alone are encoded too: HTTP clients drop `.` and fold `..`."""
+    return text.replace(".", "%2E") if text in (".", "..") else quote(text, safe=safe)
 
 
 def show_duration(seconds: float) -> str:

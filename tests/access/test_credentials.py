@@ -23,11 +23,11 @@ from sluice.access.files import Watched
 from sluice.access.gate import Gate, Proofs
 from sluice.access.identity import Identity, Keyring, Role, require
 from sluice.access.jwts import JwtVerifier
-from sluice.access.passwords import MAX_ADDRESSES, Attempts, Passwords, host_of
+from sluice.access.passwords import MAX_KNOWN, Attempts, Passwords, host_of
 from sluice.access.settings import AuthSettings, JwtSettings
 from sluice.access.start import access_for
 from sluice.access.tokens import load_tokens, make_token, read_tokens, write_tokens
-from sluice.access.users import load_users, read_users, verify
+from sluice.access.users import check_users_change, load_users, read_users, verify
 from sluice.broker.access import Caller, Verdict
 from sluice.errors import ConfigError, NotAllowed, NotAuthenticated
 from sluice.wire.packets import V5, Connect
@@ -93,6 +93,25 @@ def test_a_file_is_looked_at_once_a_second_and_a_broken_one_changes_nothing(tmp_
     assert set(watched.current(now=True)) == {"bob"}
     users_file(tmp_path, make_user("cat"))
     assert set(watched.current(now=True)) == {"cat"}
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# Written by `sluice user`; read again when it changes.\n"])
+def test_a_users_file_that_has_lost_all_its_users_changes_nothing(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An editor that writes in two steps leaves an empty file for a moment."""
+    path = users_file(tmp_path, make_user("ann"))
+    _, keyring = access_for(AuthSettings(users=path))
+    watched = Watched(path, read_users, check_change=check_users_change)
+    path.write_text(text)
+    touch_later(path)
+    assert set(watched.current(now=True)) == {"ann"} and watched.version == 1
+    assert "no users any more" in str(caplog.records[-1].__dict__["why"])
+    assert not keyring.is_open
+    users_file(tmp_path, make_user("bob"))
+    assert set(watched.current(now=True)) == {"bob"}
+    users_file(tmp_path)  # as `sluice user remove` leaves it
+    assert watched.current(now=True) == {}
 
 
 # ---- passwords
@@ -179,29 +198,51 @@ def test_an_address_that_guesses_waits_longer_and_longer_and_is_forgiven() -> No
     clock = Time()
     attempts = Attempts(clock)
     for _ in range(5):
-        assert attempts.wait("1.2.3.4", 5) == 0
-        attempts.failed("1.2.3.4")
-    assert attempts.wait("1.2.3.4", 5) == 0  # the fifth is free yet
-    attempts.failed("1.2.3.4")
-    assert attempts.wait("1.2.3.4", 5) == 0
-    assert 0 < attempts.wait("1.2.3.4", 5) <= 5
-    waits = [attempts.wait("1.2.3.4", 5) for _ in range(10)]
+        assert attempts.wait("ann", "1.2.3.4", 5) == 0
+        attempts.failed("ann", "1.2.3.4")
+    assert attempts.wait("ann", "1.2.3.4", 5) == 0  # the fifth is free yet
+    attempts.failed("ann", "1.2.3.4")
+    assert attempts.wait("ann", "1.2.3.4", 5) == 0
+    assert 0 < attempts.wait("ann", "1.2.3.4", 5) <= 5
+    waits = [attempts.wait("ann", "1.2.3.4", 5) for _ in range(10)]
     assert waits[-1] == -1  # it would take too long: refused
-    assert attempts.wait("1.2.3.5", 5) == 0
+    assert attempts.wait("ann", "1.2.3.5", 5) == 0
     clock.now += 600
-    assert attempts.wait("1.2.3.4", 5) == 0
+    assert attempts.wait("ann", "1.2.3.4", 5) == 0
+
+
+def test_one_users_guesser_does_not_keep_others_behind_the_same_proxy_out() -> None:
+    attempts = Attempts(Time())
+    for _ in range(20):
+        attempts.failed("ann", "10.0.0.1")
+    attempts.wait("ann", "10.0.0.1", 5)
+    assert attempts.wait("ann", "10.0.0.1", 0) == -1
+    assert attempts.wait("bob", "10.0.0.1", 0) == 0
+    assert attempts.wait("ann", "10.0.0.2", 0) == 0
+
+
+def test_one_address_cannot_try_all_users() -> None:
+    attempts = Attempts(Time())
+    for nth in range(100):
+        assert attempts.wait(f"user{nth}", "10.0.0.1", 0) == 0
+        attempts.failed(f"user{nth}", "10.0.0.1")
+    attempts.failed("x" * 100_000, "10.0.0.1")
+    attempts.wait("another", "10.0.0.1", 0)
+    assert attempts.wait("another", "10.0.0.1", 0) == -1
+    assert attempts.wait("another", "10.0.0.2", 0) == 0
+    assert max(map(len, attempts._known)) < 1000
 
 
 def test_a_network_of_ipv6_is_one_guesser_and_memory_is_bounded() -> None:
     attempts = Attempts(Time())
     for nth in range(20):
-        attempts.failed(f"2001:db8::{nth:x}")
-    attempts.wait("2001:db8::ffff", 0)
-    assert attempts.wait("2001:db8::ffff", 0) == -1
-    assert attempts.wait("2001:db8:1::1", 0) == 0
-    for nth in range(MAX_ADDRESSES + 100):
-        attempts.failed(f"10.{nth >> 16}.{nth >> 8 & 255}.{nth & 255}")
-    assert len(attempts) <= MAX_ADDRESSES
+        attempts.failed("ann", f"2001:db8::{nth:x}")
+    attempts.wait("ann", "2001:db8::ffff", 0)
+    assert attempts.wait("ann", "2001:db8::ffff", 0) == -1
+    assert attempts.wait("ann", "2001:db8:1::1", 0) == 0
+    for nth in range(MAX_KNOWN + 100):
+        attempts.failed("ann", f"10.{nth >> 16}.{nth >> 8 & 255}.{nth & 255}")
+    assert len(attempts) <= MAX_KNOWN
 
 
 @pytest.mark.parametrize(

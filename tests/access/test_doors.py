@@ -35,6 +35,61 @@ def jwt_for(**claims: Any) -> str:
 # ---- MQTT
 
 
+@pytest.mark.parametrize(
+    ("cipher", "taken"),
+    [
+        ("ECDHE-ECDSA-AES128-SHA256:ECDHE-ECDSA-AES256-SHA384", False),  # CBC
+        ("AES128-GCM-SHA256", False),  # no forward secrecy
+        ("ECDHE+AESGCM", True),
+        ("ECDHE+CHACHA20", True),
+    ],
+)
+def test_tls_1_2_has_forward_secrecy_and_no_cbc(
+    guarded: Guarded, certificates: Certificates, cipher: str, taken: bool
+) -> None:
+    context = certificates.client_context()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(cipher)
+    address = guarded.address("mqtts")
+    with socket.create_connection((address.host, address.port), SECONDS) as line:
+        if taken:
+            context.wrap_socket(line, server_hostname="localhost").close()
+        else:
+            with pytest.raises(ssl.SSLError):
+                context.wrap_socket(line, server_hostname="localhost")
+
+
+def handshake(address: Address, origin: str) -> int:
+    """Ask for a WebSocket as a browser does for a page of `origin`; the status of the answer."""
+    lines = [
+        "GET /mqtt HTTP/1.1",
+        f"Host: {address}",
+        f"Origin: {origin}",
+        "Connection: Upgrade",
+        "Upgrade: websocket",
+        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Protocol: mqtt",
+    ]
+    with socket.create_connection((address.host, address.port), SECONDS) as line:
+        line.sendall("\r\n".join([*lines, "", ""]).encode())
+        return int(line.recv(4096).split()[1])
+
+
+def test_a_web_page_of_another_site_is_no_anonymous_administrator(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    flags = ["--store", "memory", "--http", "off", "--grpc", "off", "--ws", "127.0.0.1:0"]
+    address = start_broker(flags=flags).address("ws")
+    assert handshake(address, "https://evil.example") == 403
+    assert handshake(address, "http://localhost:3000") == 101
+    named = start_broker('[mqtt]\nws_origins = ["https://app.example"]\n', flags).address("ws")
+    assert handshake(named, "https://app.example") == 101
+    users = users_file(tmp_path, make_user("ann"))
+    closed = start_broker(f'[auth]\nusers = "{users}"\n', flags).address("ws")
+    assert handshake(closed, "https://evil.example") == 101  # it has no password of any user
+
+
 def test_a_password_opens_every_mqtt_door(
     guarded: Guarded, certificates: Certificates, door: str, version: int
 ) -> None:

@@ -156,6 +156,19 @@ def test_each_thing_done_to_a_queue_has_a_rule_of_its_own(build: Build) -> None:
     assert "other" not in house.engine.queues
 
 
+def test_a_right_to_administer_a_queue_settles_every_delivery_of_it(build: Build) -> None:
+    rules = RULES.replace('queues = ["kept/#"]', 'queues = ["kept/#", "tasks"]')
+    house = build(rules.replace('clients = ["worker*"]', 'clients = ["*"]'))
+    worker = house.connect("worker-1")
+    assert put(worker, "$queue/tasks", b"1")[0] == 0
+    assert join(worker, "$queue/tasks/$group/g")[0] == 1
+    (message,) = take(worker)
+    assert settle(house.connect("other"), "ack", message, consumer_group="g")[0] == 0x87
+    assert house.depth("tasks") == 1
+    assert settle(house.connect("keeper-1"), "ack", message, consumer_group="g") == (0, "")
+    assert house.depth("tasks") == 0
+
+
 def test_dead_letters_are_a_queue_like_any_other(build: Build) -> None:
     house = build()
     assert join(house.connect("c"), "$queue/dlq/tasks")[0] == 0x87

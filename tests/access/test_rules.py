@@ -6,7 +6,7 @@ import itertools
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sluice.access.explaining import explain
@@ -61,6 +61,73 @@ def test_an_allowed_filter_never_matches_a_topic_that_is_denied(
         for topic in EVERY_TOPIC:
             if matches(wanted.encode(), topic):
                 assert grant.may_receive(topic)
+
+
+EVERY_QUEUE = [
+    "/".join(levels)
+    for size in (1, 2, 3)
+    for levels in itertools.product(["a", "b", "responses", "dlq"], repeat=size)
+]
+QUEUE_FILTERS = st.lists(
+    st.sampled_from(["a", "b", "+", "responses", "dlq"]), min_size=1, max_size=3
+).flatmap(
+    lambda levels: st.sampled_from(
+        ["/".join(levels), "/".join([*levels[:-1], "#"]), "/".join([*levels, "#"])]
+    )
+)
+QUEUE_SUBSCRIPTIONS = ["$queue/{}", "$share/s/$queue/{}", "$queue/{}/$group/g"]
+
+
+def queue_rules(listed: list[tuple[bool, str]]) -> Grant:
+    text = "".join(
+        f'[[rule]]\n{"allow" if allow else "deny"} = "queue-consume"\nqueues = ["{one}"]\n'
+        for allow, one in listed
+    )
+    return Grant(Book(read_rules(text)), "u", "c")
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), QUEUE_FILTERS), max_size=4),
+    QUEUE_FILTERS,
+    st.sampled_from(QUEUE_SUBSCRIPTIONS),
+)
+@example([(False, "a/b"), (True, "a/#")], "a/#", "$queue/{}")
+@example([(False, "a/b"), (True, "a/#")], "a/+", "$share/s/$queue/{}")
+@example([(True, "a/+")], "a/#", "$queue/{}/$group/g")
+@example([(False, "responses/a"), (True, "#")], "responses/+", "$queue/{}")
+def test_an_allowed_pattern_of_queues_never_includes_a_queue_that_is_denied_by_name(
+    listed: list[tuple[bool, str]], pattern: str, spelling: str
+) -> None:
+    grant = queue_rules(listed)
+    if not grant.may_subscribe(spelling.format(pattern).encode()):
+        return
+    for queue in EVERY_QUEUE:
+        if matches(f"$queue/{pattern}".encode(), f"$queue/{queue}".encode()):
+            decided = [allow for allow, one in listed if matches(one.encode(), queue.encode())]
+            assert decided[:1] == [True], queue
+
+
+@pytest.mark.parametrize("spelling", QUEUE_SUBSCRIPTIONS)
+@pytest.mark.parametrize(
+    ("pattern", "allowed"),
+    [
+        ("tasks/image", True),
+        ("tasks/secret", False),
+        ("tasks/#", False),
+        ("tasks/+", False),
+        ("+/image", False),
+        ("#", False),
+        ("tasks/image/#", True),
+        ("other/+", True),
+        ("other/#", False),
+        ("other/a/b", False),
+    ],
+)
+def test_a_pattern_of_queues_needs_an_allow_around_it_and_no_deny_in_it(
+    spelling: str, pattern: str, allowed: bool
+) -> None:
+    grant = queue_rules([(False, "tasks/secret"), (True, "tasks/#"), (True, "other/+")])
+    assert grant.may_subscribe(spelling.format(pattern).encode()) is allowed
 
 
 @pytest.mark.parametrize(
@@ -147,6 +214,18 @@ def test_the_first_rule_that_speaks_of_it_decides(
 ) -> None:
     answer, why = explain(read_rules(RULES), action, topic, user, "c1")
     assert (answer, word in why) == (allowed, True), why
+
+
+def test_a_name_that_is_a_placeholder_stands_for_itself() -> None:
+    rules = '[[rule]]\nallow = "publish"\ntopics = ["devices/%c/#", "of/%u/%c"]'
+    book = Book(read_rules(rules))
+    trickster = Grant(book, "ann", "%u")
+    assert not trickster.may_publish(Publish(b"devices/ann/x", b"", 0))
+    assert trickster.may_publish(Publish(b"devices/%u/x", b"", 0))
+    assert trickster.may_publish(Publish(b"of/ann/%u", b"", 0))
+    other = Grant(book, "%c", "dev1")
+    assert other.may_publish(Publish(b"of/%c/dev1", b"", 0))
+    assert not other.may_publish(Publish(b"of/dev1/dev1", b"", 0))
 
 
 def test_a_name_that_would_reach_into_other_topics_cannot_be_put_into_rules() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trustme
@@ -172,7 +173,117 @@ async def test_tls_is_made_with_the_name_that_was_written(monkeypatch: pytest.Mo
 async def test_the_log_does_not_tell_a_webhooks_secrets(caplog: pytest.LogCaptureFixture) -> None:
     sender = AlertSender(pauses=())
     await refusal(sender, "http://user:hunter2@127.0.0.1/services/T0SECRET?key=K3Y", caplog)
-    assert not any(
-        word in repr([vars(one) for one in caplog.records]) for word in ("hunter2", "T0SECRET", "K3Y")
-    )
+    assert secrets_in(caplog) == []
     await sender.close()
+
+
+def secrets_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    logged = repr([(vars(one), one.getMessage()) for one in caplog.records])
+    return [word for word in ("hunter2", "T0SECRET", "K3Y") if word in logged]
+
+
+@pytest.mark.parametrize("status", [200, 302, 500])
+async def test_no_library_logs_the_address_of_a_webhook_at_any_level(
+    status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in [*logging.root.manager.loggerDict]:
+        if name.startswith(("httpx", "httpcore")):
+            logging.getLogger(name).setLevel(logging.NOTSET)
+    caplog.set_level(logging.DEBUG)
+    async with server() as web:
+        web.answer = f"HTTP/1.1 {status} x\r\nlocation: /T0SECRET\r\ncontent-length: 0\r\n\r\n".encode()
+        sender = AlertSender(pauses=(0.001,), allowed=["127.0.0.1"])
+        sender.send(alert(f"http://user:hunter2@127.0.0.1:{web.port}/services/T0SECRET?key=K3Y"))
+        await asyncio.gather(*sender._tasks)
+        assert not web.requests.empty()
+        await sender.close()
+    assert "message died" in [one.getMessage() for one in caplog.records]
+    assert secrets_in(caplog) == []
+
+
+class Pouring(Server):
+    """Answers with a status and a body of pieces without end, as fast as they are taken or slowly."""
+
+    def __init__(self, head: bytes, piece: bytes, pause: float) -> None:
+        super().__init__()
+        self.head = head
+        self.piece = piece
+        self.pause = pause
+        self.sent = 0
+        self.is_cut = asyncio.Event()
+        self.open = 0
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open += 1
+        self.is_cut.clear()
+        self.requests.put_nowait((await reader.readuntil(b"\r\n\r\n")).decode())
+        writer.write(self.head)
+        with suppress(ConnectionError):
+            while not (reader.at_eof() or writer.is_closing()):
+                writer.write(self.piece)
+                await writer.drain()
+                self.sent += len(self.piece)
+                await asyncio.sleep(self.pause)
+        writer.close()
+        self.open -= 1
+        if not self.open:
+            self.is_cut.set()
+
+
+@asynccontextmanager
+async def pouring(head: bytes, piece: bytes, pause: float = 0.0) -> AsyncIterator[Pouring]:
+    one = Pouring(head, piece, pause)
+    served = await asyncio.start_server(one.talk, "127.0.0.1", 0)
+    one.port = served.sockets[0].getsockname()[1]
+    yield one
+    served.close()
+    await asyncio.wait_for(one.is_cut.wait(), 30)
+    await served.wait_closed()
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "piece", "pause"),
+    [
+        (OK + b"content-length: 1000000000000\r\n\r\n", bytes(65_536), 0.0),
+        (OK + b"transfer-encoding: chunked\r\n\r\n", b"10000\r\n" + bytes(65_536) + b"\r\n", 0.0),
+        (OK + b"content-encoding: gzip\r\nconnection: close\r\n\r\n", gzip.compress(bytes(1 << 20)), 0.0),
+        (OK + b"content-length: 100\r\n\r\n", b"x", 0.05),
+    ],
+    ids=["endless", "endless chunks", "compressed", "slow"],
+)
+async def test_the_body_of_an_answer_is_not_read(
+    head: bytes, piece: bytes, pause: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All four are successes, told by the status alone; the next alert is not held up."""
+    caplog.set_level(logging.ERROR)
+    async with pouring(head, piece, pause) as web:
+        sender = AlertSender(pauses=(), timeout=60, allowed=["127.0.0.1"])
+        sender.send(alert(f"http://127.0.0.1:{web.port}/x"))
+        sender.send(alert(f"http://127.0.0.1:{web.port}/x"))
+        await asyncio.wait_for(asyncio.gather(*sender._tasks), 30)
+        await asyncio.wait_for(web.is_cut.wait(), 30)
+        assert web.requests.qsize() == 2
+        assert "accept-encoding: identity" in web.requests.get_nowait().lower()
+        assert web.sent < 16 << 20  # what fits into the buffers of two connections
+        await sender.close()
+    assert caplog.records == []
+
+
+async def test_a_status_that_comes_a_byte_at_a_time_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    async with pouring(b"", b"H", 0.01) as web:
+        sender = AlertSender(pauses=(), timeout=0.5, allowed=["127.0.0.1"])
+        why = await asyncio.wait_for(refusal(sender, f"http://127.0.0.1:{web.port}/x", caplog), 30)
+        assert "did not answer within" in why
+        await asyncio.wait_for(web.is_cut.wait(), 30)
+        await sender.close()
+
+
+async def test_headers_without_end_are_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    async with pouring(OK, b"x-more: y\r\n", 0.001) as web:
+        sender = AlertSender(pauses=(), timeout=0.5, allowed=["127.0.0.1"])
+        await asyncio.wait_for(refusal(sender, f"http://127.0.0.1:{web.port}/x", caplog), 30)
+        await asyncio.wait_for(web.is_cut.wait(), 30)
+        await sender.close()

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Callable
+from typing import TypeVar
 
-from sluice.queues.batches import note_batch
+import pytest
+
+from sluice.admin import bulk
+from sluice.admin.bulk_views import Batch, Slice
+from sluice.bulk.rows import Repair
+from sluice.errors import OutOfRange, UnknownGroup
+from sluice.message import Message
+from sluice.queues import dead_letters
+from sluice.queues.batches import append_some, note_batch
 from sluice.queues.journal import PURGED
 from sluice.queues.start import start_floors
 from tests.admin.conftest import MakeHouse
 from tests.admin.kit import AdminHouse
+from tests.mqtt_queues.kit import settle, take
+
+T = TypeVar("T")
 
 STARTED = 1_800_000_000.0
 
@@ -61,3 +75,159 @@ async def test_the_last_batch_is_told_when_it_is_kept(house: AdminHouse) -> None
     house.runner.release()
     house.loop.settle()
     assert await asking == 7
+
+
+class Planted(Exception):
+    """A fault of ours in the middle of a commit."""
+
+
+def rows(count: int) -> list[Message]:
+    return [Message(b"row %d" % nth, b"", b"") for nth in range(count)]
+
+
+def fail_at(call: int, function: Callable[..., T]) -> Callable[..., T]:
+    """The function, raising at this call of it."""
+    calls = itertools.count(1)
+
+    def failing(*arguments: object) -> T:
+        if next(calls) == call:
+            raise Planted
+        return function(*arguments)
+
+    return failing
+
+
+async def break_and_restart(house: AdminHouse, batch: Batch) -> None:
+    """Commit a batch that breaks off, end as `sluice serve` does then, and start again."""
+    broken: list[Exception] = []
+
+    def failed(fault: Exception) -> None:
+        broken.append(fault)
+        house.runner.freeze()
+
+    house.runner.on_broken = failed
+    with pytest.raises(Planted):
+        await house.ask(house.admin.bulk.commit(batch))
+    house.advance(10)
+    assert len(broken) == 1
+    now = house.loop.now
+    house.runner.close()
+    house._start(now)
+
+
+@pytest.mark.parametrize("where", ["second portion", "pause behind the first portion", "second queue"])
+async def test_a_batch_that_breaks_off_while_it_is_appended_leaves_nothing(
+    make_house: MakeHouse, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = make_house(("#", {"partitions": 1}))
+    runs = [("tasks", rows(100)), ("others", rows(100))]
+    with monkeypatch.context() as patched:
+        if where == "pause behind the first portion":
+            hands = house.admin.bulk._hands
+            patched.setattr(hands, "breathe", fail_at(1, hands.breathe))
+        else:
+            call = 2 if where == "second portion" else 5
+            patched.setattr(bulk, "append_some", fail_at(call, append_some))
+        await break_and_restart(house, Batch("app", 1, 200, runs))
+    assert (house.depth("tasks"), house.depth("others")) == (0, 0)
+    assert await house.ask(house.admin.bulk.last_batch("app")) is None
+    runs = [("tasks", rows(100)), ("others", rows(100))]
+    done = await house.ask(house.admin.bulk.commit(Batch("app", 1, 200, runs)))
+    assert (done.rows, done.replayed) == (200, False)
+    assert (house.depth("tasks"), house.depth("others")) == (100, 100)
+
+
+async def test_a_batch_that_breaks_off_while_it_replaces_dead_letters_leaves_them_all(
+    make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = make_house(("#", {"partitions": 1}))
+    worker = house.worker()
+    for nth in range(3):
+        house.publish(b"bad %d" % nth)
+        [message] = take(worker)
+        assert settle(worker, "reject", message)[0] == 0
+    worker.disconnect()
+    assert house.depth("dlq/tasks") == 3
+
+    def repairs() -> list[Repair]:
+        return [Repair("tasks", Message(b"good", b"", b""), "dlq/tasks", 0, seq) for seq in range(3)]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(dead_letters, "replace", fail_at(2, dead_letters.replace))
+        await break_and_restart(house, Batch("app", 1, 13, [("tasks", rows(10))], repairs()))
+    assert (house.depth("tasks"), house.depth("dlq/tasks")) == (0, 3)
+    assert await house.ask(house.admin.bulk.last_batch("app")) is None
+    again = Batch("app", 1, 13, [("tasks", rows(10))], repairs())
+    done = await house.ask(house.admin.bulk.commit(again))
+    assert (done.replayed, done.skipped) == (False, 0)
+    assert (house.depth("tasks"), house.depth("dlq/tasks")) == (13, 0)
+
+
+PLACES = 5000  # of a slice: more than twice of what is collected in one turn
+
+
+async def slice_disturbed(
+    house: AdminHouse, monkeypatch: pytest.MonkeyPatch, disturb: Callable[[], object]
+) -> Slice:
+    """Read all of tasks for group g; `disturb` is called once, while the slice is being collected."""
+    admin = house.admin.bulk
+    await house.ask(admin.targets(["tasks"]))
+    await house.ask(admin.advance("tasks", "g", {}, True, "earliest"))
+    await house.ask(admin.commit(Batch("app", 1, PLACES, [("tasks", rows(PLACES))])))
+    hands = admin._hands
+    breathe = hands.breathe
+    waiting = [disturb]
+
+    async def disturbed() -> None:
+        await breathe()
+        if waiting:
+            waiting.pop()()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(hands, "breathe", disturbed)
+        try:
+            return await house.ask(admin.slice("tasks", 0, 0, PLACES, False, 10_000, 1 << 30, "g"))
+        finally:
+            assert not waiting, "it was collected in one turn"
+
+
+async def test_a_slice_that_is_collected_in_several_turns_is_whole(
+    make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = make_house(("tasks", {"partitions": 1}))
+    found = await slice_disturbed(house, monkeypatch, lambda: None)
+    assert (len(found.places) // bulk.PLACE_BYTES, found.next) == (PLACES, PLACES)
+
+
+async def test_a_reader_is_told_what_its_group_loses_while_a_slice_is_collected(
+    make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = make_house(("tasks", {"partitions": 1}))
+    with pytest.raises(OutOfRange):
+        await slice_disturbed(house, monkeypatch, lambda: house.engine.purge(house.engine.queues["tasks"]))
+
+
+async def test_a_reader_whose_group_is_deleted_while_a_slice_is_collected_is_refused(
+    make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = make_house(("tasks", {"partitions": 1}))
+    with pytest.raises(UnknownGroup):
+        await slice_disturbed(
+            house,
+            monkeypatch,
+            lambda: house.engine.drop_group(house.engine.queues["tasks"].groups["g"]),
+        )
+
+
+async def test_a_reader_whose_group_is_deleted_and_made_again_meanwhile_is_refused(
+    make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = make_house(("tasks", {"partitions": 1}))
+
+    def make_again() -> None:
+        queue = house.engine.queues["tasks"]
+        house.engine.drop_group(queue.groups["g"])
+        house.engine.group(queue, "g", [0])
+
+    with pytest.raises(UnknownGroup):
+        await slice_disturbed(house, monkeypatch, make_again)

@@ -305,16 +305,24 @@ async def test_messages_that_went_to_the_dead_letters(house: AdminHouse) -> None
     assert codes(await doctor(house)) == ["all-retrying", "dead-letters"]
 
 
+async def test_a_group_in_which_every_consumer_is_stopping_needs_another_worker(house: AdminHouse) -> None:
+    house.worker("w-1", prefetch=0)
+    house.publish()
+    found = await doctor(house)
+    assert codes(found) == ["draining"]
+    assert "w-1" in found.findings[0].what
+
+
 async def test_consumers_that_stand_by_are_told_why(house: AdminHouse) -> None:
     await house.ask(house.admin.create_queue({"name": "tasks", "partitions": 1}))
     house.worker("w-1", prefetch=1)
     house.worker("w-2", prefetch=1)
-    house.publish()
-    house.publish()
+    house.publish(partition_key="a")
+    house.publish(partition_key="b")
     found = await doctor(house)
     assert codes(found) == ["prefetch", "standby"]
     assert (
-        "w-2 has no partition and stands by: the queue has 1 partition for 2 consumers"
+        "w-2 has no partition and stands by for messages with a key: the queue has 1 partition for 2 consumers"
         in found.findings[1].what
     )
     assert found.findings[1].do == "sluice queue config tasks --set partitions=2"
@@ -329,7 +337,7 @@ async def test_an_exclusive_consumer_and_a_higher_priority_are_named(house: Admi
         house.publish(b"x", name)
     one, two = await doctor(house, "one"), await doctor(house, "two")
     assert codes(one) == ["in-work", "standby"] and "a-1 consumes exclusively" in one.findings[1].what
-    assert codes(two) == ["in-work", "standby"] and "priority 5 come first" in two.findings[1].what
+    assert codes(two) == ["in-work", "standby"] and "consumers of that priority" in two.findings[1].what
     assert one.healthy and two.healthy
 
 

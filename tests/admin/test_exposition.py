@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sluice.admin import figures
 from sluice.admin.exposition import escape, exposition
 from sluice.metrics import LATENCY_BOUNDS
+from sluice.watermark import Watermark
 from tests.admin.living import Living, Worker, facts, living, publish
 
 QUICK = [("jobs", {"retry_policy": {"max_retries": 1, "initial_backoff": "1ms"}})]
@@ -66,7 +67,7 @@ class Page:
 
 
 async def scrape(house: Living) -> Page:
-    return Page((await exposition(house.desk)).decode())
+    return Page((await exposition(house.desk, Watermark(0))).decode())
 
 
 async def work(house: Living) -> Page:

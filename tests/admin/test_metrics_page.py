@@ -53,7 +53,7 @@ async def test_alerts_ask_for_metrics_that_there_are(page: Page) -> None:
     expressions = re.findall(r"expr: (.*)", rules)
     assert len(expressions) == rules.count("alert:")
     for expression in expressions:
-        names = re.findall(r"\b(mqtt_\w+)", expression)
+        names = re.findall(r"\b((?:mqtt|sluice)_\w+)", expression)
         assert names or expression.startswith("up{")
         assert all(name in page.kinds for name in names), expression
 

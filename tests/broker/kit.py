@@ -55,11 +55,13 @@ class Loop:
 
     def __init__(self) -> None:
         self.now = MIDDAY
+        self.tick = 0.0  # what a look at the clock costs: time passes while the broker works
         self._soon: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._count = 0
 
     def clock(self) -> float:
+        self.now += self.tick
         return self.now
 
     def call_soon(self, callback: Callable[[], None]) -> None:
@@ -71,6 +73,10 @@ class Loop:
         self._count += 1
         heapq.heappush(self._timers, (self.now + seconds, self._count, timer))
         return timer
+
+    def step(self) -> None:
+        """One of the things that are to happen at this moment."""
+        self._soon.popleft()()
 
     def settle(self) -> None:
         """Work off everything that is to happen at this moment."""

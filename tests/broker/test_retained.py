@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sluice.wire.properties import PUBACK, PUBREC
@@ -195,6 +197,44 @@ def test_a_full_store_takes_no_more_topics_and_says_so() -> None:
     writer.publish("b", b"", retain=True)
     writer.publish("c", b"3", retain=True)
     assert heard(house, "#") == [(b"a", b"2"), (b"c", b"3")]
+
+
+def retain(house: House, topic: str, payload: bytes, **properties: Any) -> int:
+    """Have a client publish a retained message; the reason of its PUBACK."""
+    writer = house.connect("w")
+    packet_id = writer.publish(topic, payload, 1, retain=True, **properties)
+    ack = writer.first_ack(PUBACK, packet_id)
+    if ack.reason == 0x97:
+        assert ack.properties is not None
+        assert "mqtt.max_retained_bytes" in (ack.properties.reason_string or "")
+    return int(ack.reason)
+
+
+def test_retained_messages_have_so_many_bytes_and_no_more() -> None:
+    house = House(max_retained_bytes=1000)
+    assert retain(house, "a", bytes(500)) == 0x10
+    assert retain(house, "b", bytes(498)) == 0x10
+    assert retain(house, "c", b"x") == 0x97
+    assert retain(house, "c" * 100, b"x") == 0x97
+    assert retain(house, "a", bytes(501)) == 0x97
+    assert heard(house, "a") == [(b"a", bytes(500))]  # what it had stays
+    assert retain(house, "a", bytes(400)) == 0x10
+    assert retain(house, "c", bytes(99)) == 0x10
+    assert retain(house, "d", b"x") == 0x97
+    assert retain(house, "b", b"") == 0x10
+    assert retain(house, "d", bytes(400), user=[("k", "v" * 91)]) == 0x10
+    assert house.broker.router.retained.held_bytes == 1000 - 1
+    assert retain(house, "e", b"x") == 0x97
+
+
+def test_what_has_expired_makes_room_for_other_retained_messages() -> None:
+    house = House(max_retained_bytes=1000)
+    assert retain(house, "a", bytes(999), message_expiry=10) == 0x10
+    assert retain(house, "b", b"x") == 0x97
+    house.advance(11)
+    house.broker.router.retained.sweep(house.loop.now)
+    assert house.broker.router.retained.held_bytes == 0
+    assert retain(house, "b", b"x") == 0x10
 
 
 def test_a_refused_qos_2_publish_may_be_tried_again_under_its_identifier() -> None:

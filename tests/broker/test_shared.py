@@ -29,6 +29,17 @@ def test_each_message_goes_to_one_member_in_turn(house: House, qos: int) -> None
     assert sorted(chain(*told)) == [b"%d" % nth for nth in range(9)]
 
 
+def test_a_member_that_subscribes_again_is_still_one_member(house: House) -> None:
+    clients = members(house, 2, 0)
+    for _ in range(4):
+        clients[0].subscribe("$share/g/t/#", qos=0)
+    assert house.broker.router.subscriptions.shared_count == 2
+    writer = house.connect("w")
+    for nth in range(12):
+        writer.publish("t/x", b"%d" % nth, 0)
+    assert [len(client.payloads()) for client in clients] == [6, 6]
+
+
 def test_groups_are_independent_and_so_are_ordinary_subscriptions(house: House) -> None:
     one, other, plain = house.connect("a"), house.connect("b"), house.connect("c")
     one.subscribe("$share/g/t")

@@ -120,7 +120,7 @@ def topics_of(messages: Iterable[Publish]) -> list[bytes]:
 def test_the_tree_of_retained_topics_agrees_with_the_definition(
     puts: list[tuple[bytes, bytes]], filters: list[bytes]
 ) -> None:
-    kept, held = Retained(1000), dict[bytes, bytes]()
+    kept, held = Retained(1000, 1_000_000), dict[bytes, bytes]()
     for topic, payload in puts:
         assert kept.put(Publish(topic, payload, 0, True), False)
         if payload:
@@ -129,6 +129,7 @@ def test_the_tree_of_retained_topics_agrees_with_the_definition(
             held.pop(topic, None)
         assert kept.count == len(held)
         assert kept.bytes == sum(map(len, held.values()))
+        assert kept.held_bytes == sum(len(name) + len(body) for name, body in held.items())
     for topic_filter in [*filters, *held]:
         found = kept.matching(topic_filter, 1.0)
         assert topics_of(found) == sorted(topic for topic in held if matches(topic_filter, topic))
@@ -136,14 +137,14 @@ def test_the_tree_of_retained_topics_agrees_with_the_definition(
     for topic in held:
         kept.put(Publish(topic, b"", 0, True), False)
     assert levels(kept) == 1
-    assert (kept.count, kept.bytes) == (0, 0)
+    assert (kept.count, kept.bytes, kept.held_bytes) == (0, 0, 0)
 
 
 @given(st.lists(st.tuples(TOPICS, st.integers(0, 3)), max_size=30), plain_filters())
 def test_expired_retained_topics_are_forgotten_when_met(
     puts: list[tuple[bytes, int]], topic_filter: bytes
 ) -> None:
-    kept, held = Retained(1000), dict[bytes, int]()
+    kept, held = Retained(1000, 1_000_000), dict[bytes, int]()
     for topic, expires in puts:
         message = Publish(topic, b"x", 0, True)
         message.expires_at = float(expires)
@@ -157,6 +158,7 @@ def test_expired_retained_topics_are_forgotten_when_met(
     assert kept.count == len(held) - gone
     assert kept.sweep(2.0) == len(held) - gone - len(living)
     assert kept.count == len(living)
+    assert kept.held_bytes == sum(len(topic) + 1 for topic in living)
 
 
 def test_routes_are_not_kept_for_more_topics_than_agreed() -> None:

@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from sluice.broker import websocket
+from sluice.broker.origins import ANY_ORIGIN, Origins
 from sluice.broker.websocket import serve_websocket
 
 MAX_FRAME = 64 * 1024
@@ -84,11 +85,17 @@ class Listener:
 
 @asynccontextmanager
 async def listening(
-    tls: ssl.SSLContext | None = None, handshake_timeout: float = 5.0
+    tls: ssl.SSLContext | None = None, handshake_timeout: float = 5.0, origins: Origins = ANY_ORIGIN
 ) -> AsyncIterator[Listener]:
     listener = Listener()
     server = await serve_websocket(
-        listener.make, "127.0.0.1", 0, ssl=tls, max_frame=MAX_FRAME, handshake_timeout=handshake_timeout
+        listener.make,
+        "127.0.0.1",
+        0,
+        ssl=tls,
+        max_frame=MAX_FRAME,
+        handshake_timeout=handshake_timeout,
+        origins=origins,
     )
     listener.port = server.sockets[0].getsockname()[1]
     try:
@@ -239,6 +246,51 @@ async def test_an_unknown_path_is_refused_with_the_right_one(listener: Listener)
     async with dialled(listener) as raw:
         status, _, body = await raw.request("/chat")
         assert status == 404 and "/mqtt" in body
+
+
+PAGE = "https://app.example.org"
+
+
+@pytest.mark.parametrize(
+    ("named", "ambient", "origin", "host", "status"),
+    [
+        # Clients need no credentials: programs and pages of this machine come in.
+        ([], True, None, "evil.example", 101),
+        ([], True, "http://localhost:3000", "127.0.0.1:9001", 101),
+        ([], True, "http://127.0.0.1:8080", "localhost:9001", 101),
+        ([], True, "http://[::1]:8080", "[::1]:9001", 101),
+        ([], True, f"http://{socket.gethostname()}", "127.0.0.1", 101),
+        ([], True, "http://10.1.2.3:8080", "10.1.2.3:9001", 101),
+        ([], True, "https://evil.example", "127.0.0.1:9001", 403),
+        ([], True, "https://evil.example", "evil.example", 403),  # DNS rebinding
+        ([], True, "http://localhost", "evil.example", 403),
+        ([], True, "http://10.1.2.4", "10.1.2.3:9001", 403),
+        ([], True, "https://localhost.evil.example", "localhost", 403),
+        ([], True, "null", "localhost", 403),
+        ([], True, "http://[", "localhost", 403),
+        ([], True, "", "localhost", 403),
+        # Pages that the operator names.
+        ([PAGE], True, PAGE, "broker.example.org", 101),
+        ([PAGE], True, PAGE.upper(), "broker.example.org", 101),
+        ([PAGE], True, "http://app.example.org", "localhost", 403),
+        ([PAGE], True, PAGE + ":8443", "localhost", 403),
+        ([PAGE], True, "http://localhost", "localhost", 101),
+        (["*"], True, "https://evil.example", "evil.example", 101),
+        # Clients send credentials: a page has none of its own.
+        ([], False, "https://any.example", "broker.example.org", 101),
+        ([PAGE], False, "https://any.example", "broker.example.org", 403),
+        ([PAGE], False, PAGE, "broker.example.org", 101),
+    ],
+)
+async def test_a_page_of_another_site_is_admitted_only_where_that_is_safe_or_wanted(
+    named: list[str], ambient: bool, origin: str | None, host: str, status: int
+) -> None:
+    async with listening(origins=Origins(named, ambient, "127.0.0.1")) as listener, dialled(listener) as raw:
+        answered, _, body = await raw.request(Origin=origin, Host=host)
+        assert answered == status
+        if status == 403:
+            assert "mqtt.ws_origins" in body
+            assert listener.made == 0
 
 
 async def test_a_plain_get_is_told_to_upgrade(listener: Listener) -> None:

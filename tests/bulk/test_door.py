@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import logging
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 from sluice.access.identity import Keyring
-from sluice.bulk.stages import Stages
+from sluice.admin.rest import bulk
+from sluice.bulk.stages import Stages, Upload
 from sluice.errors import StaleBatch
 from tests.admin.rest.conftest import Door, Tokens, opened
 from tests.bulk.conftest import ARROW, arrow_body
@@ -134,3 +138,74 @@ def test_a_stage_that_is_aborted_while_it_is_looked_through_is_refused() -> None
         with pytest.raises(StaleBatch, match="aborted"):
             upload.finish(1, 0)
     assert stages.bytes == 0
+
+
+UPLOAD = (
+    b"POST /api/v1/bulk/stages/app/0?queue=q HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+    b"authorization: Bearer operator\r\ncontent-length: 1000000\r\n"
+    b"content-type: application/vnd.apache.arrow.stream\r\n\r\n"
+)
+
+
+async def test_an_upload_of_a_few_bytes_at_a_time_is_ended(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte comes in time, and the whole never would."""
+    monkeypatch.setattr(bulk, "UPLOAD_GRACE_SECONDS", 0.5)
+    reader, writer = await asyncio.open_connection(door.address.host, door.address.port)
+    writer.write(UPLOAD)
+
+    async def drip() -> None:
+        while True:
+            writer.write(b"x")
+            await asyncio.sleep(0.01)
+
+    dripping = asyncio.create_task(drip())
+    answer = await asyncio.wait_for(reader.readuntil(b"}"), 30)
+    dripping.cancel()
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"upload_too_slow" in answer and b"8192 bytes a second" in answer and b"smaller batches" in answer
+    writer.close()
+
+
+async def test_a_large_upload_may_take_its_time(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has come buys time for the rest, at the least rate."""
+    monkeypatch.setattr(bulk, "UPLOAD_GRACE_SECONDS", 0.1)
+    body = arrow_body(pa.table({"value": [bytes(100_000)]}))
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield body[:-1]
+        await asyncio.sleep(0.5)  # five times the grace, and a hundredth of what the bytes have bought
+        yield body[-1:]
+
+    answer = await door.api.post(
+        "/bulk/stages/app/0?queue=q", content=pieces(), headers={**ARROW, **token("operator")}
+    )
+    assert answer.status_code == 200, answer.text
+
+
+async def test_an_upload_that_is_broken_off_is_dropped_and_logs_nothing(
+    door: Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, dropped = threading.Event(), threading.Event()
+    write, abandon = Upload.write, Upload.abandon
+
+    def noted_write(upload: Upload, data: bytes) -> None:
+        write(upload, data)
+        begun.set()
+
+    def noted_abandon(upload: Upload) -> None:
+        abandon(upload)
+        dropped.set()
+
+    monkeypatch.setattr(Upload, "write", noted_write)
+    monkeypatch.setattr(Upload, "abandon", noted_abandon)
+    caplog.set_level(logging.INFO)
+    _, writer = await asyncio.open_connection(door.address.host, door.address.port)
+    writer.write(UPLOAD + bytes(1000))
+    assert await asyncio.to_thread(begun.wait, 30)
+    writer.close()
+    assert await asyncio.to_thread(dropped.wait, 30)
+    for _ in range(3):  # answered by the thread that would log the failure
+        await door.api.get("/bulk/stages/app", headers=token("viewer"))
+    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == []

@@ -381,7 +381,9 @@ async def test_the_worker_gives_way_to_others_once_it_is_ready_and_loads_no_pand
     await house.fill(values(10))
     assert (await house.rows()).num_rows == 10
     worker = worker_of(house)
-    assert os.getpriority(os.PRIO_PROCESS, worker) == NICE
+    lowest = 19  # of the system: a suite that runs under `nice` may be near it
+    broker = os.getpriority(os.PRIO_PROCESS, 0)  # the broker has the niceness of this process
+    assert os.getpriority(os.PRIO_PROCESS, worker) == min(broker + NICE, lowest)
     maps = maps_of(worker)
     assert "/pyarrow/" in maps
     assert "/pandas/" not in maps

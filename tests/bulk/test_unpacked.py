@@ -1,11 +1,14 @@
-"""What a compressed batch says of its size is what it has when it is unpacked."""
+"""The size of a compressed batch is known before it is unpacked, or the batch is refused."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 import pytest
 
-from sluice.bulk.unpacked import size_of_batch
+from sluice.bulk.rows import look_through
+from sluice.bulk.stages import Stage
+from sluice.bulk.unpacked import fault_of_message, size_of_batch
+from sluice.errors import BatchTooLarge, InvalidBatch
 
 TABLES = [
     pa.table({"value": [bytes(1_000_000)] * 3}),
@@ -41,3 +44,96 @@ def test_the_size_of_a_batch_is_known_before_it_is_unpacked(table: pa.Table, cod
         assert sum(told) <= data.size
     else:
         assert told == has
+
+
+BOMB = 64 << 20
+LIMIT = 1 << 20
+KEY = {"ARROW:experimental_compression": "zstd"}
+
+
+def stream_of_zeros(
+    version: int, custom_metadata: dict[str, str] | None = None, codec: str | None = "zstd"
+) -> bytes:
+    """One value of 64 MiB of zeros: a few KB when it is compressed."""
+    batch = pa.record_batch({"value": pa.array([bytes(BOMB)], pa.large_binary())})
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion(version), compression=codec)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch, custom_metadata=custom_metadata)
+    return bytes(sink.getvalue())
+
+
+def without_compression_field(data: bytes) -> bytes:
+    """Clear field 3 (compression) in the table of the first record batch: Arrow 0.17 had none."""
+    _, batch = pa.ipc.MessageReader.open_stream(pa.BufferReader(data))
+    header = bytes(batch.metadata)
+    begin = data.index(header)
+    table = int.from_bytes(header[:4], "little")
+
+    def field(table: int, number: int) -> tuple[int, int]:
+        fields = table - int.from_bytes(header[table : table + 4], "little", signed=True)
+        slot = fields + 4 + 2 * number
+        return slot, table + int.from_bytes(header[slot : slot + 2], "little")
+
+    _, at = field(table, 2)
+    slot, _ = field(at + int.from_bytes(header[at : at + 4], "little"), 3)
+    return data[: begin + slot] + bytes(2) + data[begin + slot + 2 :]
+
+
+def stage_of(data: bytes) -> Stage:
+    stage = Stage("one", "etl", 1, "jobs", None)
+    stage.data = data
+    return stage
+
+
+def test_a_batch_compressed_as_arrow_0_17_did_is_refused_before_it_is_unpacked() -> None:
+    data = without_compression_field(stream_of_zeros(3, KEY))
+    assert len(data) < 50_000
+    (batch,) = pa.ipc.open_stream(data)  # the reader does accept it
+    assert batch.nbytes > BOMB
+    usual = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(usual)
+    pa.set_memory_pool(pool)
+    try:
+        with pytest.raises(InvalidBatch) as refused:
+            look_through(stage_of(data), LIMIT)
+    finally:
+        pa.set_memory_pool(usual)
+    assert "V5" in refused.value.what and "Arrow 1.0" in refused.value.do
+    assert (pool.max_memory() or 0) < LIMIT
+
+
+def test_the_key_of_the_old_compression_is_refused_in_version_5_too() -> None:
+    for data in (stream_of_zeros(4, KEY), without_compression_field(stream_of_zeros(4, KEY))):
+        with pytest.raises(InvalidBatch, match="experimental_compression"):
+            look_through(stage_of(data), LIMIT)
+
+
+def test_every_message_of_an_older_version_is_refused_compressed_or_not() -> None:
+    for codec in (None, "zstd"):
+        messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(stream_of_zeros(3, codec=codec)))
+        assert [bool(fault_of_message(message)) for message in messages] == [True, True]
+
+
+def test_a_compressed_batch_of_the_present_version_is_refused_by_its_size() -> None:
+    with pytest.raises(BatchTooLarge):
+        look_through(stage_of(stream_of_zeros(4)), LIMIT)
+    with pytest.raises(BatchTooLarge):
+        look_through(stage_of(stream_of_zeros(4, {"author": "x"})), LIMIT)
+    assert look_through(stage_of(stream_of_zeros(4)), 2 * BOMB)[0] == 1
+
+
+def test_dictionaries_are_refused() -> None:
+    batch = pa.record_batch({"value": pa.array(["a", "a"]).dictionary_encode()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    data = bytes(sink.getvalue())
+    with pytest.raises(InvalidBatch, match="dictionary"):
+        look_through(stage_of(data), LIMIT)
+    messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(data))
+    assert [fault_of_message(message) for message in messages] == [
+        "",
+        "it has a message of type 'dictionary'",
+        "",
+    ]

@@ -28,7 +28,7 @@ class FakeDoor:
     """`answers` maps "GET queues" to what is answered: a value (200), a refusal, or a function of what was asked."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, Any] = {}
+        self.answers: dict[str, Any] = {"GET losses": []}
         self.asked: list[Asked] = []
         self.url = ""
 

@@ -260,7 +260,40 @@ def test_top_once_and_the_nodes_are_one_picture(sluice: Shell) -> None:
     assert len(json.loads(sluice.run("nodes", "--json").stdout)) == 1
 
 
-@pytest.mark.parametrize("name", [".", "..", "../etc", " ", "a b?c=1&d", "grün/水"])
+@pytest.mark.parametrize("name", [".", "..", "../etc", "a/./b"])
+def test_a_name_that_paths_lose_is_refused(sluice: Shell, name: str) -> None:
+    ran = sluice.run("queue", "create", name)
+    assert (ran.code, "'.' or '..'" in ran.stderr) == (1, True)
+    ran = sluice.run("publish", name, "x")
+    assert (ran.code, "'.' or '..'" in ran.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("dots", [".", ".."])
+def test_a_name_of_dots_never_leads_to_something_else(sluice: Shell, dots: str) -> None:
+    sluice.run("queue", "create", "dot/victim", "--set", "retry_policy.max_retries=0")
+    sluice.run("publish", "dot/victim", "x", "--count", "3", "--id", f"v{len(dots)}")
+    sluice.run("consume", "dot/victim", "-g", "g", "--nack", "--count", "2")
+    before = json.loads(sluice.run("queue", "show", "dot/victim", "--json").stdout)["stats"]
+    for command in (
+        ["dlq", "purge", "dot/victim", dots, "--yes"],
+        ["dlq", "retry", "dot/victim", dots],
+        ["dlq", "show", "dot/victim", dots],
+        ["group", "delete", "dot/victim", dots, "--yes"],
+        ["seek", "dot/victim", dots, "--to", "latest"],
+        ["explain", dots, "--queue", "dot/victim"],
+        ["ecq", "purge", dots, "--yes"],
+    ):
+        ran = sluice.run(*command)
+        assert (ran.code, ran.stdout) == (3, ""), (command, ran.stdout, ran.stderr)
+    ran = sluice.run("group", "create", "dot/victim", dots)
+    assert (ran.code, "another consumer-group" in ran.stderr) == (1, True)
+    ran = sluice.run("publish", "dot/victim", "x", "--id", dots)
+    assert (ran.code, "message-id" in ran.stderr) == (1, True)
+    after = json.loads(sluice.run("queue", "show", "dot/victim", "--json").stdout)["stats"]
+    assert (after["depth"], after["dlq_depth"]) == (before["depth"], before["dlq_depth"])
+
+
+@pytest.mark.parametrize("name", ["...", " ", "a b?c=1&d", "grün/水"])
 def test_odd_names_are_queues_like_others(sluice: Shell, name: str) -> None:
     assert sluice.run("queue", "create", name).code == 0
     assert json.loads(sluice.run("queue", "show", name, "--json").stdout)["stats"]["name"] == name
@@ -318,6 +351,27 @@ def test_a_store_is_verified_while_its_broker_is_stopped(start_broker: StartBrok
     ran = sluice.run("verify", "--data", data, "--json")
     assert (ran.code, json.loads(ran.stdout)["messages"]) == (0, 5)
     assert sluice.run("verify", "--data", str(broker.folder / "none")).code == 1
+
+
+def test_verify_tells_a_torn_end_by_its_exit_code_and_changes_nothing(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    sluice = Inside(broker)
+    sluice.run("publish", "checked", "x", "--count", "5")
+    broker.stop()
+    data = broker.folder / "data"
+    log = data / "00000001.log"
+    log.write_bytes(log.read_bytes() + b"half a frame")
+    before = {path.name: path.read_bytes() for path in data.iterdir()}
+    ran = sluice.run("verify", "--data", str(data))
+    assert ran.code == 6
+    assert "the end of 00000001.log is torn by 12 B" in ran.stdout
+    assert "Every book is right" in ran.stdout
+    assert {path.name: path.read_bytes() for path in data.iterdir()} == before
+    (broker.folder / "other").mkdir()
+    (broker.folder / "other" / "notes.txt").write_text("hi")
+    ran = sluice.run("verify", "--data", str(broker.folder / "other"))
+    assert ran.code == 1 and "there is no store in" in ran.stderr
+    assert len(list((broker.folder / "other").iterdir())) == 1
 
 
 def test_variables_of_the_command_line_are_no_settings_of_the_broker(start_broker: StartBroker) -> None:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from sluice.client import Client, ClientClosed, Delivery, Draft, PublishRefused, SomeRefused, Unsupported
+from sluice.client.settling import MOST_AT_ONCE
 from sluice.testing import VirtualBroker
 
 
@@ -179,6 +180,21 @@ async def test_acks_of_one_moment_leave_as_one_publish(sluice_broker: VirtualBro
     assert sluice_broker.ledger("jobs", "w").acked == 50
 
 
+async def test_acks_of_one_moment_that_fit_no_single_publish_are_all_sent(
+    sluice_broker: VirtualBroker,
+) -> None:
+    count = 2 * MOST_AT_ONCE + 1
+    async with sluice_broker.client("w-1") as client:
+        await client.publisher("jobs").send_many(str(n) for n in range(count))
+        jobs = await take(client, "jobs", count, prefetch=count)
+        for job in jobs:
+            await job.ack()
+        await asyncio.sleep(0)
+        assert client.unconfirmed == 3
+        await client.drain()
+        assert sluice_broker.ledger("jobs", "w").acked == count
+
+
 async def test_closing_the_client_does_not_lose_acks(sluice_broker: VirtualBroker) -> None:
     async with sluice_broker.client("w-1") as client:
         await client.publisher("jobs").send("x")
@@ -310,6 +326,30 @@ async def test_a_delivery_that_is_said_again_because_its_answer_was_lost_is_hand
         [job] = consumer.take_waiting()
         assert await job.ack(confirm=True)
     assert sluice_broker.ledger("jobs", "w").acked == 1
+
+
+async def test_a_job_that_is_redelivered_because_its_ack_was_not_heard_is_not_handed_out_again(
+    sluice_broker: VirtualBroker,
+) -> None:
+    async with sluice_broker.client("w-1") as client:
+        server_end = sluice_broker._lines[-1].peer
+        consumer = client.consumer("jobs")
+        await consumer.open()
+        await sluice_broker.publish("jobs", "once")
+        job = await anext(consumer)
+        server_end.pause_reading()  # what the client sends from here on is not heard
+        await job.ack()
+        await sluice_broker.advance(minutes=1)
+        await sluice_broker.settle()
+        assert sluice_broker.ledger("jobs", "w").acked == 0
+        assert consumer.settler.held[job.id].token != job.token, "it was delivered under a new token"
+        assert consumer.take_waiting() == []
+        server_end.resume_reading()
+        await client.drain()
+        await sluice_broker.advance(minutes=10)
+        assert consumer.take_waiting() == [] and consumer.settler.held == {}
+    account = sluice_broker.ledger("jobs", "w")
+    assert (account.acked, account.retrying, account.dead) == (1, 0, 0)
 
 
 async def test_what_waits_here_is_forgotten_when_others_have_it(sluice_broker: VirtualBroker) -> None:

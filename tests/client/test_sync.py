@@ -19,7 +19,7 @@ INNER = {
     library.Client: {"acknowledge", "forget_subscription", "lend", "submit", "switch", "withdraw"},
     library.Consumer: {"end", "extend", "flush", "give_back", "leave", "receive", "reply"}
     | {"line_is_new", "session_lost", "settle"}
-    | {"settler", "slow_down", "take_waiting"},
+    | {"first_waiting", "set_prefetch", "settler", "take_waiting"},
     library.Delivery: {"done", "has_twin", "line", "message", "place", "taken"},
     library.Publisher: set(),
     library.TopicConsumer: {"client"},

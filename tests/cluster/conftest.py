@@ -46,11 +46,12 @@ class Meeting:
         board: Board | None = None,
         before: Callable[[str], None] = lambda node_id: None,
         speaks: int = SPEAKS,
+        key: str = "",
     ) -> Node:
         node = Node(name, Membership(board or self.make_board(), cells, lease), link or f"{name}:1")
         node.before = before
         self._stack.push_async_callback(node.membership.stop)
-        await node.start(speaks)
+        await node.start(speaks, key)
         return node
 
 
@@ -66,8 +67,9 @@ class Node:
         membership.on_lost = self._lose
         membership.on_change = self._change
 
-    async def start(self, speaks: int = SPEAKS) -> None:
-        self.me = NodeInfo(f"{self.name}-{os.urandom(4).hex()}", self.name, self.link, speaks=speaks)
+    async def start(self, speaks: int = SPEAKS, key: str = "") -> None:
+        node_id = f"{self.name}-{os.urandom(4).hex()}"
+        self.me = NodeInfo(node_id, self.name, self.link, speaks=speaks, key=key)
         self.before(self.me.id)
         await self.membership.start(self.me)
 

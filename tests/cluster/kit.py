@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from sluice.cluster.authentication import LinkKey
 from sluice.cluster.coordinator import NodeInfo
 from sluice.cluster.lines import THE_NODE, LineTransport
 from sluice.cluster.link import RemoteLines
@@ -13,6 +14,7 @@ from sluice.cluster.stream import LinkOptions, LinkTls
 from sluice.notation import Address
 
 PATIENCE_SECONDS = 30.0
+SECRET = "the secret of the tests"
 
 
 async def until(condition: Callable[[], Any], what: str = "") -> None:
@@ -64,8 +66,11 @@ class End:
 class LinkedNode:
     """A node that has nothing but its link; cells are with it whose number it is told."""
 
-    def __init__(self, name: str, nodes: dict[int, NodeInfo], tls: LinkTls | None = None) -> None:
+    def __init__(
+        self, name: str, nodes: dict[int, NodeInfo], tls: LinkTls | None = None, secret: str = SECRET
+    ) -> None:
         self.name = name
+        self.secret = secret
         self.id = f"{name}-1"
         self.answering: list[End] = []  # the ends of lines that others have dialled
         self.greetings: list[tuple[int, bytes]] = []
@@ -88,8 +93,11 @@ class LinkedNode:
 
     async def open(self) -> LinkedNode:
         await self.lines.open()
-        self.lines.join(self.id)
+        self.join(self.id)
         return self
+
+    def join(self, node_id: str) -> None:
+        self.lines.join(node_id, LinkKey(self.secret, self.lines.options.cluster))
 
     def info(self, port: int = 0) -> NodeInfo:
         return NodeInfo(self.id, self.name, str(Address("127.0.0.1", port or self.lines.address.port)))

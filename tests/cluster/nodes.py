@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -55,7 +55,7 @@ class MemoryNode:
 
     async def open(self, number: int) -> None:
         loop = asyncio.get_running_loop()
-        broker = Broker(loop, self._net.limits, Anonymous(True), say, crowd=self._crowd)
+        broker = Broker(loop, self._net.limits, Anonymous(True), self._net.say, crowd=self._crowd)
         cell = Cell(self.node, number, broker)
         store = self._net.stores.get(number)
         if store is None:
@@ -85,13 +85,23 @@ class MemoryNode:
 
     def drop(self, number: int) -> None:
         """Lose a cell at once."""
-        cell = self.node.local[number]
+        self._lose(number, self.node.local[number])
+
+    def _lose(self, number: int, cell: Cell) -> None:
         self._net.owners[number] = None
         self._net.stores[number] = self._net.stores[number].crash()
         self.node.closed(number)
         cell.lose()
         cell.broker.close()
         self.houses.pop(number)
+
+    async def reopen_after(self, number: int, work: Callable[[], Awaitable[None]]) -> None:
+        """Do `work` while this node has closed a cell and the others think that it is still here."""
+        cell = self.node.local[number]
+        self.node.closed(number)
+        await work()
+        self._lose(number, cell)
+        await self.open(number)
 
     def engine(self, number: int) -> Engine:
         door = self.node.local[number].broker.router.door
@@ -115,16 +125,30 @@ class MemoryNode:
 
 
 class Net:
-    def __init__(self, settings: Settings | None = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        limits: Limits | None = None,
+        say: Callable[[str, dict[str, object]], None] = say,
+    ) -> None:
+        self.say = say
         self.settings = settings or Settings(store="memory")
         self.limits = limits or Limits()
         self.owners: list[str | None] = [None] * CELLS
         self.stores: dict[int, MemoryStore] = {}
         self.nodes: dict[str, MemoryNode] = {}
         self._lines: list[tuple[str, str, LocalEnd]] = []
+        self.unreachable: set[str] = set()  # nodes that no other reaches, and that reach no other
+
+    def cut_off(self, name: str) -> None:
+        """A network partition: the node neither reaches others nor is reached."""
+        self.unreachable.add(name)
+        self.cut_lines()
 
     def join(self, near: str, far: str | None, cell: int, greeting: bytes, protocol: LineProtocol) -> None:
         node = self.nodes.get(far or "")
+        if {near, far} & self.unreachable:
+            node = None
         other = node.node.accept(cell, greeting, near) if node is not None else None
         if other is None:
             asyncio.get_running_loop().call_soon(protocol.connection_lost, NoOwner(cell))

@@ -62,7 +62,7 @@ class Watched:
         self.proxy = FaultProxy(self.link.lines.address.port)
         stack.callback(self.proxy.close)
         self.node = await meeting.join(
-            self.name, lease=60.0, link=f"127.0.0.1:{self.proxy.port}", before=self.link.lines.join
+            self.name, lease=60.0, link=f"127.0.0.1:{self.proxy.port}", before=self.link.join
         )
         lines, membership = self.link.lines, self.node.membership
         watch = Watch(lines, membership, 0.05, 1.0)

@@ -58,6 +58,36 @@ async def test_the_node_of_the_receiver_dies_before_it_has_answered(kept: bool) 
         assert await read_all(net, client_in(1, "away"), "news/end") == [b"once", b"next"]
 
 
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("cell", [0, 1])
+async def test_a_receiver_that_is_connected_gets_it_when_its_cell_has_stored_it(
+    cell: int, kept: bool
+) -> None:
+    """The publisher's session is in cell 1. The receiver's is there too, or in a cell of the other node."""
+    async with (
+        two_nodes() as net,
+        net.nodes["a"].client(client_in(cell, "reader"), **LASTING) as reader,
+        net.nodes["a"].client(client_in(1, "publisher"), **LASTING) as publisher,
+    ):
+        await reader.subscribe("news/#", qos=2)
+        sent = net.nodes[net.owners[cell] or ""].houses[cell]._broker.counters
+        before = sent.publishes_sent
+        is_given = await hold(net, cell)
+        publishing = asyncio.create_task(publisher.publish("news/1", b"once", qos=2))
+        await until(is_given)
+        early = sent.publishes_sent - before
+        if cell == 1:
+            await lose(net, "b", kept)
+        else:
+            net.stores[0].release(-1)
+        assert (await publishing).reason == 0
+        await publisher.publish("news/1", b"next", qos=2)
+        messages = reader.messages()
+        async with asyncio.timeout(30):
+            assert [bytes((await anext(messages)).payload) for _ in range(2)] == [b"once", b"next"]
+        assert early == 0
+
+
 async def publish_from_b(net: Net, publisher: Client, steps: Callable[[], Any]) -> None:
     publishing = asyncio.create_task(publisher.publish("news/1", b"once", qos=2))
     await steps()

@@ -11,7 +11,7 @@ import trustme
 from sluice.cluster.coordinator import NodeInfo
 from sluice.cluster.lines import THE_NODE, LineLost, NoOwner
 from sluice.cluster.stream import LinkTls
-from tests.cluster.kit import End, LinkedNode, until
+from tests.cluster.kit import SECRET, End, LinkedNode, until
 from tests.fault_proxy import FaultProxy
 
 CELL = 7  # with the second node
@@ -45,9 +45,12 @@ async def pair() -> AsyncIterator[Pair]:
         yield one
 
 
-async def make_pair(tls: LinkTls | None, other_tls: LinkTls | None) -> AsyncIterator[Pair]:
+async def make_pair(
+    tls: LinkTls | None, other_tls: LinkTls | None, secret: str = SECRET
+) -> AsyncIterator[Pair]:
+    """`secret` is the one of the first node."""
     cells: dict[int, NodeInfo] = {}
-    first = await LinkedNode("first", cells, tls).open()
+    first = await LinkedNode("first", cells, tls, secret).open()
     second = await LinkedNode("second", cells, other_tls).open()
     second.cells.add(CELL)
     proxy = FaultProxy(second.lines.address.port)
@@ -190,7 +193,7 @@ async def test_a_node_that_nobody_can_call_knows_it(pair: Pair) -> None:
 
 async def test_a_new_incarnation_at_the_same_address_shows_that_the_old_one_is_gone(pair: Pair) -> None:
     await pair.line()
-    pair.second.lines.join("second-2")
+    pair.second.join("second-2")
     await until(lambda: "second-1" in pair.first.gone)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sluice.cluster.board import Board, Change, Lease
 from sluice.cluster.coordinator import SPEAKS, CoordinatorError, NodeInfo, decode_node
 from sluice.cluster.etcd.board import EtcdBoard
 from sluice.cluster.etcd.client import EtcdClient
@@ -114,6 +115,28 @@ async def test_a_node_that_the_others_would_not_understand_is_refused_with_a_cur
     await meeting.join("three")
 
 
+async def test_all_nodes_of_a_cluster_get_one_secret_from_the_coordinator(
+    meeting: Meeting, server: Any
+) -> None:
+    nodes = [await meeting.join(name) for name in ("one", "two", "three")]
+    found = await asyncio.gather(*(node.membership.shared_secret() for node in nodes))
+    assert len(set(found)) == 1 and len(found[0]) >= 32
+    await nodes[0].membership.stop()
+    assert await nodes[1].membership.shared_secret() == found[0]  # it outlives the node that made it
+    meeting.make_board = lambda: board_at(server, os.urandom(4).hex())
+    stranger = await meeting.join("one")
+    assert await stranger.membership.shared_secret() != found[0]
+
+
+async def test_a_node_with_another_secret_than_the_others_is_refused_with_a_remedy(meeting: Meeting) -> None:
+    one = await meeting.join("one", link="here:1", key="aa")
+    with pytest.raises(CoordinatorError, match=r"'one' has another cluster secret.*same cluster\.secret"):
+        await meeting.join("two", key="bb")
+    again = await meeting.join("one", link="here:1", key="bb")  # restarted with another one, alone
+    await until(lambda: one.lost)
+    assert again.sees(again)
+
+
 async def test_a_node_with_another_number_of_cells_is_refused_with_a_cure(meeting: Meeting) -> None:
     await meeting.join("one")
     with pytest.raises(
@@ -135,6 +158,117 @@ async def test_a_second_node_of_the_same_name_elsewhere_is_refused(meeting: Meet
         CoordinatorError, match=r"'one' is in the cluster already, at here:1\. Give each node"
     ):
         await meeting.join("one", lease=0.5, link="there:1")
+
+
+class SlowBoard:
+    """A board whose answers about leases and whose news can be held back."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._permits: asyncio.Queue[None] | None = None  # None: each answer arrives at once
+        self._held_news: list[Callable[[], None]] | None = None  # None: so does all news
+        self.asked: list[tuple[float, float]] = []  # when for a lease, and for how long it was given
+
+    def hold_answers(self) -> None:
+        """From now on, an answer about a lease arrives when `answer` is called."""
+        self._permits = asyncio.Queue()
+
+    def answer(self) -> None:
+        assert self._permits is not None
+        self._permits.put_nowait(None)
+
+    def hold_news(self) -> None:
+        self._held_news = []
+
+    def release_news(self) -> None:
+        held, self._held_news = self._held_news or [], None
+        for tell in held:
+            tell()
+
+    async def _arrive(self, asked_at: float, lease: Lease) -> None:
+        self.asked.append((asked_at, lease.seconds))
+        if self._permits is not None:
+            await self._permits.get()
+
+    def _tell(self, tell: Callable[[], None]) -> None:
+        if self._held_news is None:
+            tell()
+        else:
+            self._held_news.append(tell)
+
+    def follow(
+        self, on_all: Callable[[dict[str, bytes]], None], on_changes: Callable[[Sequence[Change]], None]
+    ) -> None:
+        self._board.follow(
+            lambda facts: self._tell(lambda: on_all(facts)),
+            lambda changes: self._tell(lambda: on_changes(changes)),
+        )
+
+    async def close(self) -> None:
+        await self._board.close()
+
+    async def grant(self, seconds: float) -> Lease:
+        asked_at = asyncio.get_running_loop().time()
+        lease = await self._board.grant(seconds)
+        await self._arrive(asked_at, lease)
+        return lease
+
+    async def keep(self, lease: Lease) -> bool:
+        asked_at = asyncio.get_running_loop().time()
+        kept = await self._board.keep(lease)
+        await self._arrive(asked_at, lease)
+        return kept
+
+    async def revoke(self, lease: Lease) -> None:
+        await self._board.revoke(lease)
+
+    async def pin(self, key: str, value: bytes, lease: Lease) -> None:
+        await self._board.pin(key, value, lease)
+
+    async def swap(self, key: str, old: bytes | None, new: bytes | None, guard: str = "") -> bytes | None:
+        return await self._board.swap(key, old, new, guard)
+
+    async def evict(self, key: str) -> None:
+        await self._board.evict(key)
+
+
+@pytest.mark.parametrize("late", ["grant", "keep"])
+async def test_a_lease_counts_from_the_question_however_late_the_answer_arrives(
+    meeting: Meeting, late: str
+) -> None:
+    """The coordinator counts from the question: a node that counts from the answer owns for too long."""
+    board = SlowBoard(meeting.make_board())
+    clock = asyncio.get_running_loop().time
+    if late == "grant":
+        board.hold_answers()
+    joining = asyncio.create_task(meeting.join("one", lease=3.0, board=board))
+    if late == "keep":
+        await joining
+        board.hold_answers()
+        board.asked.clear()
+    await until(lambda: board.asked)
+    asked_at, seconds = board.asked[0]
+    await until(lambda: clock() > asked_at + seconds / 2)
+    board.answer()  # this one, and no other
+    one = await joining
+    await until(lambda: clock() >= asked_at + seconds)
+    assert not one.membership.may_own
+    await until(lambda: one.lost == 1)
+
+
+async def test_a_node_that_was_evicted_and_has_not_heard_of_it_can_claim_nothing(meeting: Meeting) -> None:
+    board = SlowBoard(meeting.make_board())
+    one = await meeting.join("one", lease=60.0, board=board)
+    two = await meeting.join("two", lease=60.0)
+    await until(lambda: one.sees(one, two))
+    board.hold_news()
+    await two.membership.put_out(one.id)
+    assert one.membership.may_own and one.sees(one, two)  # as far as it knows
+    assert not await one.membership.claim(3, None)
+    assert await two.membership.claim(3, None)
+    assert two.membership.claims == {3: two.id}
+    board.release_news()
+    await until(lambda: one.lost == 1)
 
 
 @pytest.fixture

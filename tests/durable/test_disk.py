@@ -20,17 +20,18 @@ SEGMENT = 128 * 1024
 class Disk:
     """The store with its answers in a line, and a count of those that are still to come."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, segment_bytes: int) -> None:
         self.answers: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self.due = 0
         store = EmbeddedStore(
-            str(folder), self._answer, self._fail, segment_bytes=SEGMENT, snapshot_bytes=SEGMENT
+            str(folder), self._answer, self._fail, segment_bytes=segment_bytes, snapshot_bytes=segment_bytes
         )
         self._store = store
         self.open = store.open
         self.next_frame = store.next_frame
         self.wants_snapshot = store.wants_snapshot
         self.segment_sizes = store.segment_sizes
+        self.seal = store.seal
         self.close = store.close
 
     def _answer(self, callback: Callable[..., object], *arguments: object) -> None:
@@ -77,12 +78,13 @@ class DiskLoop(Loop):
 
 
 class DiskHouse(QueueHouse):
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, segment_bytes: int = SEGMENT) -> None:
         self.folder = folder
+        self.segment_bytes = segment_bytes
         super().__init__()
 
     def _build(self) -> None:
-        disk = Disk(self.folder)
+        disk = Disk(self.folder, self.segment_bytes)
         self.store = disk  # type: ignore[assignment]
         loop = DiskLoop()
         loop.disk = disk
@@ -138,6 +140,69 @@ def test_room_is_given_back_within_seconds_though_nothing_more_is_written(house:
                 left -= 1
     house.advance(5)
     assert house.size() < 2 * SEGMENT
+
+
+def ack_all(worker: Client, left: int) -> None:
+    while left:
+        for packet in worker.take():
+            if isinstance(packet, Publish):
+                worker.ack(packet)
+                left -= 1
+
+
+@pytest.mark.parametrize("first", ["acked", "short"])
+def test_a_nearly_full_disk_gets_its_room_back_though_no_segment_is_full(tmp_path: Path, first: str) -> None:
+    """Everything lies in the open segment: that is ended early, whether the messages were acked
+    before the disk was
+    found to be nearly full or after it."""
+    house = DiskHouse(tmp_path, 64 << 20)
+    worker = house.connect("worker-1")
+    fill(worker, "$queue/jobs", house, 900)
+    join(worker, "$queue/jobs", ack_mode="puback")
+    if first == "short":
+        house.runner.short_of_room(True)
+        house.advance(5)
+    assert house.size() > 1_800_000
+    ack_all(worker, 900)
+    house.advance(5)
+    if first == "acked":
+        assert house.size() > 1_800_000
+        house.runner.short_of_room(True)
+    house.advance(5)
+    assert house.size() < 300_000
+    assert house.depth("jobs") == 0
+    fill(worker, "$queue/jobs", house, 3)
+    house.restart()
+    assert house.depth("jobs") == 3
+    house.runner.close()
+
+
+def test_the_few_that_live_are_moved_out_of_the_way_when_the_disk_is_nearly_full(tmp_path: Path) -> None:
+    house = DiskHouse(tmp_path, 64 << 20)
+    client = house.connect("maker")
+    client.publish("lasting", b"x" * 2000, 1, retain=True)
+    fill(client, "$queue/jobs", house, 900)
+    join(client, "$queue/jobs", ack_mode="puback")
+    ack_all(client, 900)
+    house.runner.short_of_room(True)
+    house.advance(20)
+    assert not (tmp_path / "00000001.log").exists()
+    house.restart()
+    assert house.broker.router.retained.count == 1
+    house.runner.close()
+
+
+def test_a_disk_with_room_keeps_one_open_segment(tmp_path: Path) -> None:
+    house = DiskHouse(tmp_path, 64 << 20)
+    worker = house.connect("worker-1")
+    fill(worker, "$queue/jobs", house, 900)
+    house.runner.short_of_room(True)
+    house.runner.short_of_room(False)
+    join(worker, "$queue/jobs", ack_mode="puback")
+    ack_all(worker, 900)
+    house.advance(5)
+    assert [path.name for path in tmp_path.glob("*.log")] == ["00000001.log"]
+    house.runner.close()
 
 
 def test_sessions_give_back_their_room_when_all_is_acknowledged(house: DiskHouse) -> None:

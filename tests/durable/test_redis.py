@@ -20,7 +20,7 @@ from tests.brokers import Broker, StartBroker
 from tests.cli.shell import Shell
 from tests.durable.crash import client_of, crash
 from tests.fault_proxy import FaultProxy
-from tests.redis_process import RedisProcess
+from tests.redis_process import FailoverPair, RedisProcess
 
 METRICS = (Path(__file__).parents[2] / "docs/metrics.md").read_text("utf-8")
 CONFIG = """
@@ -276,3 +276,69 @@ async def test_a_broker_whose_store_was_taken_ends_and_says_so(
     redis_server.client().incr(f"{tmp_path.name}:{{log}}:fence")
     broker.await_end(1, seconds=30)
     assert "another broker has taken it over" in broker.log_text()
+
+
+async def test_failover_that_lost_confirmed_messages_is_reported_until_an_operator_confirms(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    pair = FailoverPair(tmp_path / "redis")
+    try:
+        flags = ["--store", pair.url]
+        config = CONFIG.format(prefix="p")
+        broker = start_broker(config, flags)
+        async with client_of(broker, "author") as client:
+            await client.publish("$queue/jobs", b"kept", qos=1)
+            pair.wait_until_level()
+            pair.fall_behind()
+            await client.publish("$queue/jobs", b"lost", qos=1)
+        pair.fail_over()
+        broker.await_end(1, seconds=30)
+        assert re.search(
+            r"Redis has lost confirmed frames cell=0 first_frame=\d+ last_frame=\d+ queues=.*jobs=1",
+            broker.log_text(),
+        )
+        for _ in range(2):  # a restart does not hide it
+            broker = start_broker(config, flags)
+            await check_reported(broker, 1)
+            shell = Shell(broker)
+            told = shell.run("doctor", "jobs").stdout
+            assert "sluice losses list" in told
+            broker.stop()
+        broker = start_broker(config, flags)
+        shell = Shell(broker)
+        assert "jobs: 1" in shell.run("losses", "list").stdout
+        assert shell.run("losses", "confirm", "--cell", "1", "--yes").code == 3
+        assert shell.run("losses", "confirm", "--yes").code == 0
+        assert shell.run("losses", "confirm", "--yes").code == 3
+        await check_reported(broker, 0)
+        broker.stop()
+        broker = start_broker(config, flags)
+        await check_reported(broker, 0)
+        async with client_of(broker, "worker") as client:
+            assert await take(client, 1) == [b"kept"]
+        broker.stop()
+    finally:
+        pair.stop()
+
+
+async def check_reported(broker: Broker, count: int) -> None:
+    """What `/readyz`, the metrics, REST and gRPC say of losses that nobody has confirmed."""
+    async with httpx.AsyncClient(timeout=30, base_url=f"http://{broker.facts['http']}") as http:
+        ready = await http.get("/readyz")
+        assert ready.status_code == 200, "the broker takes work: the loss is past"
+        assert len(ready.json()["warnings"]) == count
+        metrics = (await http.get("/metrics")).text
+        assert f"\nsluice_store_losses_unconfirmed {count}\n" in metrics
+        assert re.search(r"^sluice_store_frames_lost_total [1-9]", metrics, re.MULTILINE)
+        assert (await http.get("/api/v1/node")).json()["losses"] == count
+        assert (await http.get("/api/v1/store")).json()["frames_lost"] > 0
+        found = (await http.get("/api/v1/losses")).json()
+        assert [one["queues"] for one in found] == [{"jobs": 1}] * count
+        async with grpc.aio.insecure_channel(broker.facts["grpc"]) as channel:
+            admin = QueueAdminStub(channel)
+            listed = (await admin.ListLosses(pb.ListLossesRequest())).losses
+            assert [one.last for one in listed] == [one["last"] for one in found]
+            if not count:
+                with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                    await admin.ConfirmLoss(pb.ConfirmLossRequest(cell=0))
+                assert refusal.value.code() is grpc.StatusCode.NOT_FOUND

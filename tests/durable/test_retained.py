@@ -42,6 +42,27 @@ def test_all_of_a_retained_message_survives(house: QueueHouse, end: str) -> None
     assert message.properties().content_type == "text/plain"
 
 
+def test_the_bytes_of_retained_messages_are_counted_over_a_restart(house: QueueHouse, end: str) -> None:
+    client = house.connect("maker")
+    for topic, payload in (("a", bytes(100)), ("b", bytes(50)), ("a", bytes(70)), ("c", b"x"), ("c", b"")):
+        keep(client, topic, payload)
+    before = house.broker.router.retained.held_bytes
+    getattr(house, end)()
+    assert before == house.broker.router.retained.held_bytes == 122
+
+
+def test_a_lower_limit_takes_nothing_away_that_was_retained(house: QueueHouse, end: str) -> None:
+    keep(house.connect("maker"), "a", bytes(500))
+    keep(house.connect("maker"), "b", bytes(500))
+    house.limits.max_retained_bytes = 600
+    getattr(house, end)()
+    assert set(retained(house)) == {"a", "b"}
+    client = house.connect("maker")
+    client.first_ack(PUBACK, client.publish("a", bytes(501), 1, retain=True), 0x97)
+    keep(client, "a", bytes(400))
+    assert retained(house)["a"] == bytes(400)
+
+
 def test_the_last_message_of_a_topic_counts(house: QueueHouse, end: str) -> None:
     client = house.connect("maker")
     for nth in range(5):

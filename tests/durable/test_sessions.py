@@ -167,12 +167,13 @@ def test_messages_that_were_acknowledged_do_not_come_back(house: QueueHouse) -> 
     for nth in range(6):
         maker.publish_fully("news/1", b"%d" % nth, 1 + nth % 2)
     client = back(house)
-    for message in client.messages()[:4]:
-        client.ack(message)
-    house.kill()
-    assert sorted(payloads(back(house).messages())) == [b"4", b"5"]  # order is kept within each quality
-    house.kill()
-    assert sorted(payloads(back(house).messages())) == [b"4", b"5"]  # order is kept within each quality
+    for message in client.messages():
+        if message.payload < b"4":
+            client.ack(message)
+    for _ in range(2):
+        house.kill()
+        messages = back(house).messages()
+        assert sorted(payloads(messages)) == [b"4", b"5"]  # order is kept within each quality
 
 
 def test_messages_in_flight_come_again_after_a_restart(house: QueueHouse, end: str) -> None:

@@ -173,6 +173,22 @@ def test_work_that_was_done_before_a_crash_and_is_told_after_it_counts(house: Qu
     assert take(worker) == []
 
 
+def test_a_delivery_with_its_publishers_id_is_settled_after_a_crash_by_its_token(house: QueueHouse) -> None:
+    """The id names no place in the log, so the token has to."""
+    worker = house.connect("worker-1")
+    join(worker, "$queue/jobs")
+    put(worker, "$queue/jobs", b"x", wishes={"message-id": "mine"})
+    (before,) = take(worker)
+    assert facts(before)["message-id"] == "mine"
+    house.advance(1)
+    house.crash()
+    worker = house.connect("worker-1")
+    reason, _ = settle(worker, "ack", before, delivery_token=facts(before)["delivery-token"])
+    assert reason == 0
+    join(worker, "$queue/jobs")
+    assert take(worker) == []
+
+
 # ---- refusals
 
 

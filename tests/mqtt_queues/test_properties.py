@@ -424,7 +424,7 @@ def test_an_exclusive_consumer_is_served_alone(house: QueueHouse) -> None:
 @pytest.mark.parametrize(
     "wish",
     [
-        {"prefetch": "0"},
+        {"prefetch": "-1"},
         {"prefetch": "many"},
         {"prefetch": "65536"},
         {"ack-mode": "never"},

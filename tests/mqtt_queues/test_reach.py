@@ -101,6 +101,27 @@ def test_a_name_and_a_wildcard_side_by_side_deliver_once_and_each_can_go(
     assert worker.take() == []
 
 
+def test_a_wildcard_in_another_group_takes_over_when_the_name_is_unsubscribed(house: QueueHouse) -> None:
+    worker = house.connect("worker-1")
+    join(worker, "$queue/tasks/a/$group/own")
+    join(worker, "$queue/tasks/#", consumer_group="wild")
+    put(worker, "$queue/tasks/a", b"1")
+    (message,) = take(worker)
+    assert facts(message)["consumer-group"] == "own"
+    worker.unsubscribe("$queue/tasks/a/$group/own")
+    put(worker, "$queue/tasks/a", b"2")
+    assert {facts(one)["consumer-group"] for one in take(worker)} == {"wild"}
+
+
+def test_a_subscription_that_is_repeated_has_its_new_identifier(house: QueueHouse) -> None:
+    worker = house.connect("worker-1")
+    for identifier in (7, 9):
+        join(worker, "$queue/jobs", identifier=identifier)
+        put(worker, "$queue/jobs", b"x")
+        (message,) = take(worker)
+        assert message.subscription_ids == [identifier]
+
+
 def test_a_client_is_in_one_group_of_a_queue_and_is_told_when_it_changes(house: QueueHouse) -> None:
     worker = house.connect_lasting("worker-1")
     assert join(worker, "$queue/jobs") == (1, "")
@@ -470,6 +491,31 @@ def test_who_consumed_a_queue_that_was_deleted_consumes_it_again_when_it_comes_b
     put(named, "$queue/jobs", b"new")
     assert payloads(take(named)) == payloads(take(wild)) == [b"new"]
     assert set(house.queue("jobs").groups) == {"a", "b"}
+
+
+def test_a_queue_that_comes_back_gives_nothing_to_a_consumer_that_is_away(house: QueueHouse) -> None:
+    away = house.connect_lasting("worker-1")
+    join(away, "$queue/jobs")
+    put(away, "$queue/jobs", b"0")
+    away.transport.abort()
+    house.loop.settle()
+    door = house.broker.router.door
+    assert door is not None
+    door.delete(house.queue("jobs"))
+    other = house.connect("worker-2")
+    join(other, "$queue/jobs")
+    for number in range(20):
+        put(other, "$queue/jobs", b"%d" % number)
+    assert len(take(other)) == 20
+
+
+def test_a_wildcard_of_a_session_that_has_ended_joins_no_queue(house: QueueHouse) -> None:
+    gone = house.connect("worker-1")
+    join(gone, "$queue/tasks/#")
+    gone.disconnect()
+    house.loop.settle()
+    put(house.connect("maker"), "$queue/tasks/a", b"x")
+    assert house.queue("tasks/a").groups == {}
 
 
 def test_a_puback_for_a_message_of_a_deleted_queue_is_harmless(house: QueueHouse) -> None:

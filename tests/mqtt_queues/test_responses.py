@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sluice.broker.responses import MAX_BYTES
 from sluice.wire.packets import Ack
 from sluice.wire.properties import PUBCOMP, PUBREL
 from tests.mqtt_queues.kit import QueueHouse, join, payloads, put, take
@@ -33,6 +34,16 @@ def test_an_answer_that_is_faster_than_the_subscription_waits_for_it(house: Queu
     assert asker.take() == []  # it is taken once
 
 
+def test_an_answer_that_has_waited_comes_with_no_more_than_the_quality_of_the_subscription(
+    house: QueueHouse,
+) -> None:
+    worker, asker = house.connect("worker"), house.connect("asker")
+    put(worker, TOPIC, b"42")
+    asker.subscribe(TOPIC, qos=0)
+    (message,) = asker.messages()
+    assert (message.payload, message.qos) == (b"42", 0)
+
+
 def test_an_answer_that_nobody_wants_is_gone_after_half_a_minute(house: QueueHouse) -> None:
     put(house.connect("worker"), TOPIC, b"42")
     house.advance(31)
@@ -42,6 +53,20 @@ def test_an_answer_that_nobody_wants_is_gone_after_half_a_minute(house: QueueHou
     assert house.broker.router.door is not None and house.broker.router.door.responses is not None
     assert house.broker.router.door.responses.count == 0
     assert "responses/4711" not in house.engine.queues
+
+
+def test_answers_that_were_fetched_or_have_expired_take_no_room(house: QueueHouse) -> None:
+    """Twice as many bytes as may wait at a time, and never more than one answer of them at once."""
+    worker, asker = house.connect("worker"), house.connect("asker")
+    size = house.limits.max_packet_size // 2
+    for nth in range(2 * MAX_BYTES // size):
+        assert put(worker, TOPIC, b"x" * size) == (0, ""), nth
+        if nth % 2:
+            house.advance(31)
+        else:
+            asker.subscribe(TOPIC)
+            assert len(asker.payloads()) == 1
+            asker.unsubscribe(TOPIC)
 
 
 def test_answers_have_one_consumer(house: QueueHouse) -> None:

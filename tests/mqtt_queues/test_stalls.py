@@ -7,7 +7,7 @@ import json
 import pytest
 
 from sluice.wire.properties import PUBACK
-from tests.mqtt_queues.kit import QueueHouse, put
+from tests.mqtt_queues.kit import QueueHouse, join, put, settle, take
 
 WHY = "Redis has no memory"
 
@@ -107,3 +107,61 @@ def test_what_there_is_no_room_for_is_refused_as_too_much() -> None:
         reason, why = put(device, topic, b"x")
         assert (reason, "nearly full" in why) == (0x97, True), topic
     assert put(device, "elsewhere", b"x")[0] == 0x10
+
+
+MEMORY = "the broker uses 2 GiB of memory, and limits.memory is 1 GiB"
+
+
+def short_of_memory(house: QueueHouse) -> None:
+    router, engine = house.broker.router, house.engine
+    router.no_room = router.no_memory = engine.no_room = engine.no_memory = True
+    engine.unavailable = MEMORY
+    router.stalled(MEMORY)
+
+
+def test_above_the_memory_limit_whatever_would_be_stored_is_refused_with_the_remedy() -> None:
+    house = QueueHouse()
+    config = json.dumps({"name": "copies", "bindings": ["sensors/#"]}).encode()
+    assert put(house.connect("admin"), "$admin/queue/create", config)[0] == 0
+    house.connect_lasting("lasting").subscribe("mail", qos=1)
+    device = house.connect("device")
+    short_of_memory(house)
+    for topic, more in (
+        ("mail", {}),
+        ("sensors/1", {}),
+        ("$queue/jobs", {}),
+        ("$ECQ/w/owner/key", {}),
+        ("state", {"retain": True}),
+    ):
+        reason, why = put(device, topic, b"x", **more)
+        assert (reason, MEMORY in why, "raise limits.memory" in why) == (0x97, True, True), topic
+    assert put(device, "elsewhere", b"x")[0] == 0x10
+    assert house.engine.refused_for_memory + house.broker.router.refused_for_memory == 5
+
+
+def test_above_the_memory_limit_deliveries_settlements_and_administration_go_on() -> None:
+    house = QueueHouse()
+    worker = house.connect("worker-1")
+    join(worker, "$queue/jobs", prefetch=1)
+    device = house.connect("device")
+    for nth in range(3):
+        assert put(device, "$queue/jobs", b"%d" % nth)[0] == 0
+    assert put(device, "state", b"x", retain=True)[0] in (0, 0x10)
+    short_of_memory(house)
+    for nth in range(3):
+        [message] = take(worker)
+        assert message.payload == b"%d" % nth
+        assert settle(worker, "ack", message)[0] == 0
+    assert house.depth("jobs") == 0
+    assert put(device, "state", b"", retain=True)[0] in (0, 0x10)
+    assert house.broker.router.retained.count == 0
+    assert put(device, "$admin/queue/create", b'{"name": "more"}')[0] == 0
+
+
+def test_above_the_memory_limit_an_mqtt_3_client_is_disconnected_as_for_other_refusals() -> None:
+    """It has no reason code: an acknowledgement would be a promise."""
+    house = QueueHouse()
+    device = house.connect("device", 4)
+    short_of_memory(house)
+    device.publish("$queue/jobs", b"x", 1)
+    assert device.closed

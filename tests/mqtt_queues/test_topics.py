@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 
+from sluice.queues.config import read_config
 from sluice.wire.packets import V311, Ack
 from sluice.wire.properties import PUBCOMP, PUBREL
 from tests.mqtt_queues.kit import QueueHouse, facts, join, payloads, put, settle, take
@@ -211,27 +213,159 @@ def test_a_settling_publish_that_names_nothing_is_refused(house: QueueHouse, pay
     assert why
 
 
-def test_another_client_settles_for_a_group_that_it_names(house: QueueHouse) -> None:
+@pytest.mark.parametrize("dots", [".", ".."])
+def test_names_that_paths_of_rest_lose_are_refused(house: QueueHouse, dots: str) -> None:
+    client = house.connect("c")
+    for topic in (f"$queue/{dots}", f"$queue/a/{dots}/b"):
+        reason, why = put(client, topic, b"x")
+        assert (reason, "'.' or '..'" in why) == (0x90, True)
+        reason, why = join(client, topic)
+        assert (reason, "'.' or '..'" in why) == (0x8F, True)
+    assert put(client, "$queue/jobs", b"x", wishes={"message-id": dots})[0] == 0x99
+    for name, filters in ((dots, ["$queue/jobs", "$queue/#"]), (f"{dots}-1", ["$queue/jobs"])):
+        other = house.connect(name)
+        for topic_filter in filters:
+            reason, why = join(other, topic_filter)
+            assert (reason, "consumer-group" in why) == (0x83, True)
+        assert join(other, "$queue/jobs", consumer_group="g")[0] == 1
+    assert join(client, f"$queue/jobs/$group/{dots}")[0] == 0x83
+    for config in ({"name": f"a/{dots}"}, {"name": "a", "dlq_config": {"topic": f"$queue/dead/{dots}"}}):
+        put(client, "$admin/queue/create", json.dumps(config).encode())
+    assert set(house.engine.queues) == {"jobs"}
+    assert set(house.queue("jobs").groups) == {"g"}
+
+
+def test_names_of_dots_from_an_earlier_version_go_on_working(house: QueueHouse) -> None:
+    config = read_config({"name": "old/.."})
+    queue = house.engine.create(config.rules(), config.text())
+    house.engine.group(queue, "..")
+    house.advance(1)
+    house.restart()
+    worker = house.connect("w")
+    assert put(worker, "$queue/old/..", b"x")[0] == 0
+    assert join(worker, "$queue/old/..", consumer_group="..")[0] == 1
+    (message,) = take(worker)
+    assert settle(worker, "reject", message) == (0, "")
+    assert house.depth("dlq/old/..") == 1
+
+
+@pytest.mark.parametrize("how", ["payload", "properties"])
+def test_one_publish_settles_so_many_and_no_more(house: QueueHouse, how: str) -> None:
     worker = house.connect("worker-1")
-    other = house.connect("boss")
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x")
     (message,) = take(worker)
     name = facts(message)["message-id"]
-    assert put(other, "$queue/jobs/$ack", name.encode())[0] == 0x10
-    assert put(other, "$queue/jobs/$ack", name.encode(), wishes={"consumer-group": "worker"}) == (0, "")
+    for count, answer in ((1001, 0x97), (1000, 0x10)):
+        if how == "payload":
+            reason, why = put(worker, "$queue/jobs/$ack", json.dumps([name] * count).encode())
+        else:
+            reason, why = put(worker, "$queue/jobs/$ack", user=[("message-id", name)] * count)
+        assert (reason, "several" in why) == (answer, answer == 0x97)
+        assert house.depth("jobs") == (1 if answer == 0x97 else 0)
+
+
+def test_a_message_has_no_thousand_names(house: QueueHouse) -> None:
+    client = house.connect("c")
+    assert put(client, "$queue/jobs", b"x", user=[("message-id", "a")] * 1001)[0] == 0x97
     assert house.depth("jobs") == 0
 
 
-def test_the_group_of_a_settling_client_is_found_by_its_id_even_when_it_does_not_consume(
+def test_of_a_configuration_with_many_faults_ten_are_named(house: QueueHouse) -> None:
+    client = house.connect("c")
+    config = {"name": "a", **{f"key{nth}": 1 for nth in range(500)}}
+    reason, why = put(client, "$admin/queue/create", json.dumps(config).encode())
+    assert (reason, why.count("is not a key"), "and 490 more" in why) == (0x99, 10, True)
+    for large in ({f"key{nth}": 1 for nth in range(1001)}, {"limits": {f"k{nth}": 1 for nth in range(1001)}}):
+        reason, why = put(client, "$admin/queue/create", json.dumps({"name": "a", **large}).encode())
+        assert (reason, "at most 1000" in why) == (0x99, True)
+    reason, why = put(client, "$admin/queue/create", b"[" + b"[]," * 100_000 + b"[]]")
+    assert (reason, "at most 262144" in why) == (0x99, True)
+    assert house.engine.queues == {}
+
+
+VERBS = ["ack", "nack", "reject", "extend", "release"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("settler", ["stranger", "worker-2", "consumer of another group"])
+def test_a_delivery_to_another_client_is_settled_by_its_token_only(
+    house: QueueHouse, verb: str, settler: str
+) -> None:
+    """An id is easily guessed: neither the name of the group nor a client id that fits it is enough."""
+    worker = house.connect("worker-1")
+    join(worker, "$queue/jobs")
+    other = house.connect(settler)
+    if settler == "consumer of another group":
+        join(other, "$queue/jobs", consumer_group="other")
+    put(worker, "$queue/jobs", b"x")
+    (message,) = take(worker)
+    told = facts(message)
+    reason, why = settle(other, verb, message, consumer_group="worker")
+    assert (reason, "delivery-token" in why) == (0x87, True)
+    for token in ("1", f"{int(told['delivery-token'].partition('.')[0], 16) + 1:x}"):
+        reason, _ = settle(other, verb, message, consumer_group="worker", delivery_token=token)
+        assert reason == 0x83, token
+    queue = house.queue("jobs")
+    assert (queue.groups["worker"].nacked, queue.depth, house.depth("dlq/jobs")) == (0, 1, 0)
+    token = told["delivery-token"]
+    assert settle(other, verb, message, consumer_group="worker", delivery_token=token) == (0, "")
+    if verb == "ack" and settler != "consumer of another group":
+        assert house.depth("jobs") == 0
+
+
+def test_a_batch_of_ids_that_others_hold_settles_none_of_them(house: QueueHouse) -> None:
+    worker = house.connect("worker-1")
+    join(worker, "$queue/jobs")
+    for _ in range(3):
+        put(worker, "$queue/jobs", b"x")
+    names = [facts(message)["message-id"] for message in take(worker)]
+    other = house.connect("boss")
+    wishes = {"consumer-group": "worker"}
+    reason, why = put(other, "$queue/jobs/$ack", json.dumps(names).encode(), wishes=wishes)
+    assert (reason, "3 of 3" in why) == (0x87, True)
+    assert house.depth("jobs") == 3
+    assert put(worker, "$queue/jobs/$ack", json.dumps(names).encode()) == (0, "")
+
+
+def test_a_message_that_was_never_delivered_cannot_be_settled_by_any_number_as_token(
     house: QueueHouse,
 ) -> None:
+    """Tokens of a run before cannot be checked; a message of this run has none of them."""
+    worker = house.connect("worker-1")
+    join(worker, "$queue/jobs", prefetch=1)
+    put(worker, "$queue/jobs", b"first")
+    put(worker, "$queue/jobs", b"second")
+    (message,) = take(worker)
+    pid, _, seq = facts(message)["message-id"].partition("-")
+    partitions = house.queue("jobs").partitions
+    names = [f"{int(one.pid):x}-{number:x}" for one in partitions for number in range(int(one.next))]
+    assert facts(message)["message-id"] in names and len(names) == 2
+    names.remove(f"{pid}-{seq}")
+    for token in ("1", "ff"):
+        wishes = {"consumer-group": "worker", "delivery-token": token}
+        assert put(house.connect("boss"), "$queue/jobs/$ack", names[0].encode(), wishes=wishes)[0] == 0x10
+    assert house.depth("jobs") == 2
+
+
+def test_a_client_settles_what_it_has_received_after_it_has_unsubscribed(house: QueueHouse) -> None:
     worker = house.connect("worker-1")
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x")
     (message,) = take(worker)
-    helper = house.connect("worker-2")
-    assert put(helper, "$queue/jobs/$ack", facts(message)["message-id"].encode()) == (0, "")
+    worker.unsubscribe("$queue/jobs")
+    assert settle(worker, "ack", message) == (0, "")
+    assert house.depth("jobs") == 0
+
+
+def test_tokens_do_not_follow_from_one_another(house: QueueHouse) -> None:
+    worker = house.connect("worker-1")
+    join(worker, "$queue/jobs", prefetch=100)
+    for _ in range(50):
+        put(worker, "$queue/jobs", b"x")
+    tokens = [int(facts(message)["delivery-token"].partition(".")[0], 16) for message in take(worker)]
+    steps = [later - earlier for earlier, later in itertools.pairwise(sorted(tokens))]
+    assert len(set(tokens)) == 50 and len(set(steps)) > 25, steps
 
 
 def test_a_consumer_cannot_settle_what_another_consumer_of_its_group_holds(house: QueueHouse) -> None:

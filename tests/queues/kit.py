@@ -152,6 +152,7 @@ class ListenedStore:
         self.next_frame = store.next_frame
         self.wants_snapshot = store.wants_snapshot
         self.segment_sizes = store.segment_sizes
+        self.seal = store.seal
         self.close = store.close
 
     def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
@@ -220,7 +221,8 @@ class EmbeddedKeeper(Plain):
     in the midst of everything are the business of the store's own tests, and of the simulator's memory store."""
 
     def __init__(self, directory: Path, segment_bytes: int = 1 << 20, snapshot_bytes: int = 1 << 20) -> None:
-        self._directory = directory
+        self.directory = directory
+        self.salvage = False
         self._sizes = (segment_bytes, snapshot_bytes)
         self._store: ListenedStore | None = None
         self._failures: list[Exception] = []
@@ -228,11 +230,12 @@ class EmbeddedKeeper(Plain):
     def open(self, loop: Loop, engine: Engine) -> ListenedStore:
         self._store = ListenedStore(
             EmbeddedStore(
-                str(self._directory),
+                str(self.directory),
                 loop.call_soon,
                 self._failures.append,
                 segment_bytes=self._sizes[0],
                 snapshot_bytes=self._sizes[1],
+                salvage=self.salvage,
             )
         )
         return self._store

@@ -23,7 +23,7 @@ from sluice.queues.rules import DEAD_LETTER, DROP_OLDEST, REJECT
 from sluice.store.embedded import EmbeddedStore
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest, ListenedStore, Loop, MemoryKeeper, Plain
-from tests.store.disk import Disk
+from tests.store.disk import Disk, check_power_cut
 
 ROWS = 40
 
@@ -326,10 +326,11 @@ def check_whole(bench: EngineUnderTest, answered: list[bool], earlier: int) -> b
     return is_there
 
 
+@pytest.mark.parametrize("sync", [True, False], ids=["always", "interval"])
 @pytest.mark.parametrize("kept", range(8))
-def test_a_power_cut_leaves_all_of_a_batch_or_nothing(kept: int) -> None:
+def test_a_power_cut_leaves_all_of_a_batch_or_nothing(kept: int, sync: bool) -> None:
     keeper = MemoryKeeper(segment_bytes=2000, snapshot_bytes=1500)
-    bench = EngineUnderTest(keeper, partitions=3)
+    bench = EngineUnderTest(keeper, partitions=3, sync=sync)
     commit(bench, 1)
     assert keeper.store is not None
     keeper.store.hold()
@@ -363,6 +364,7 @@ class DiskKeeper(Plain):
             self.failures.append,
             segment_bytes=4000,
             snapshot_bytes=3000,
+            sync_seconds=1000.0,  # no sync but those that commits ask for
             files=self.disk,
         )
         self.store = ListenedStore(store)
@@ -377,13 +379,14 @@ class DiskKeeper(Plain):
         return self.store.owed > 0 and not self.failures
 
 
-def test_a_power_cut_at_any_change_to_any_file_leaves_all_of_a_batch_or_nothing() -> None:
+@pytest.mark.parametrize("sync", [True, False], ids=["always", "interval"])
+def test_a_power_cut_at_any_change_to_any_file_leaves_all_of_a_batch_or_nothing(sync: bool) -> None:
     seen: set[bool] = set()
     cut = 0
     while True:
         disk = Disk(random.Random(cut))
         keeper = DiskKeeper(disk)
-        bench = EngineUnderTest(keeper, partitions=3)
+        bench = EngineUnderTest(keeper, partitions=3, sync=sync)
         commit(bench, 1)
         disk.cut_after(cut)
         bench.publish(b"before")
@@ -394,6 +397,7 @@ def test_a_power_cut_at_any_change_to_any_file_leaves_all_of_a_batch_or_nothing(
             bench.publish(b"after %d" % nth)
         failed = bool(keeper.failures)
         keeper.crash()
+        check_power_cut(keeper.failures)
         if not failed:
             break
         disk.cut_after(None)
@@ -464,8 +468,7 @@ def test_another_group_keeps_what_one_is_done_with(engine: EngineUnderTest) -> N
         engine.publish(b"%d" % nth)
     advance(engine, 5)
     assert engine.depth() == 5
-    worker.prefetch = 10
-    engine.engine.feed(worker)
+    engine.engine.set_prefetch(worker, 10)
     assert len(worker.ack_all()) == 5
     assert engine.depth() == 0
 

@@ -196,6 +196,33 @@ def test_a_few_old_messages_do_not_pin_their_segments(small: Keeper) -> None:
     engine.runner.close()
 
 
+def test_retention_ends_in_time_for_a_message_that_compaction_has_moved_behind_a_younger_one(
+    small: Keeper,
+) -> None:
+    engine = EngineUnderTest(small, retention=600.0, message_ttl=0.0, delivery_timeout=3600.0)
+    worker = engine.worker()
+    engine.queue("filler", retention=0.0)
+    filler = engine.worker(queue="filler")
+    engine.publish(b"old")
+    for number in range(60):
+        engine.publish(b"%d" % number + b"x" * 100, queue="filler")
+    settled = filler.lease_all()
+    engine.advance(seconds=300)
+    engine.publish(b"young")
+    for number in range(100):
+        engine.publish(b"%d" % number + b"x" * 100, queue="filler")
+    worker.ack_all()
+    for delivery in settled:
+        filler.ack(delivery)
+    engine.advance(seconds=10)
+    engine.restart()
+    partition = engine.queue().partitions[0]
+    assert partition.address(0) > partition.address(1), "compaction has moved the older one"
+    engine.advance(seconds=300)
+    assert (partition.holds(0), partition.holds(1)) == (False, True)
+    engine.runner.close()
+
+
 def test_a_message_that_compaction_has_just_moved_can_be_read(small: Keeper) -> None:
     engine = EngineUnderTest(small, cache_bytes=0, message_ttl=0.0)
     engine.publish(b"pin")

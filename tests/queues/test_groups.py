@@ -145,12 +145,12 @@ def test_consumers_beyond_the_partitions_stand_by_and_take_over(make: MakeEngine
     engine = make(partitions=2)
     first, second, standby = (engine.worker() for _ in range(3))
     assert [len(one.partitions()) for one in (first, second, standby)] == [1, 1, 0]
-    for number in range(4):
-        engine.publish(b"%d" % number)
-    assert standby.payloads() == []
-    assert len(first.lease_all()) == 2
+    for number in range(8):
+        engine.publish(b"%d" % number, key=b"k%d" % number)
+    assert standby.payloads() == [], "messages with a key stay with the consumer of their partition"
+    held = len(first.lease_all())
     first.leave()
-    assert len(standby.payloads()) == 2, "and what the other had, at once"
+    assert len(standby.payloads()) == held, "and what the other had, at once"
 
 
 def test_an_exclusive_consumer_is_served_alone(make: MakeEngine) -> None:
@@ -203,6 +203,23 @@ def test_a_late_ack_of_a_stalled_consumer_is_a_sign_of_life(make: MakeEngine) ->
     engine.advance(seconds=31)
     assert worker.stalled
     worker.ack(late)
+    assert not worker.stalled and len(worker.partitions()) == 1
+
+
+def test_a_stalled_consumer_that_settles_what_it_has_is_served_again(make: MakeEngine) -> None:
+    engine = make(partitions=2, delivery_timeout=30.0)
+    worker = engine.worker("w")
+    engine.publish(b"first")
+    engine.publish(b"second")
+    assert len(worker.lease_all()) == 2
+    engine.advance(seconds=20)
+    for number in range(2):
+        engine.publish(b"%d" % number)
+    younger = worker.lease_all()
+    other = engine.worker("other")
+    engine.advance(seconds=11)
+    assert worker.stalled and worker.partitions() == [] and len(other.partitions()) == 2
+    worker.ack(younger[0])
     assert not worker.stalled and len(worker.partitions()) == 1
 
 
@@ -306,3 +323,13 @@ def test_a_partition_may_have_the_room_that_the_others_leave(make: MakeEngine) -
     assert len(engine.worker(prefetch=40, group="late").lease_all()) == 40
     for prefetch in (1, 2, 3):
         assert len(engine.worker(prefetch=prefetch, group=f"narrow {prefetch}").lease_all()) == prefetch
+
+
+def test_a_full_consumer_that_settles_is_served_from_its_other_partitions(make: MakeEngine) -> None:
+    engine = make(partitions=3)
+    worker = engine.worker(prefetch=1)
+    for number in range(3):
+        engine.publish(b"%d" % number)
+    for _ in range(3):
+        worker.ack(worker.lease())
+    assert sorted(worker.got) == [b"0", b"1", b"2"]

@@ -12,7 +12,7 @@ from sluice.queues.ledger import verify
 from sluice.queues.names import message_id
 from sluice.queues.rules import ANY_ORDER, STRICT
 from tests.queues.conftest import MakeEngine
-from tests.queues.kit import Delivery, EngineUnderTest
+from tests.queues.kit import Delivery, EngineUnderTest, MemoryKeeper
 
 
 def retaken(engine: EngineUnderTest, old: Delivery) -> Lease | None:
@@ -223,3 +223,19 @@ def test_many_late_words_leave_the_rest_in_order(make: MakeEngine) -> None:
         done += worker.ack_all()
     assert sorted(done, key=int) == [b"%d" % n for n in range(12) if n != 1]
     assert engine.ledger().dead == 1 and verify(engine.engine) == []
+
+
+def test_a_message_that_is_not_stored_yet_cannot_be_settled_by_a_token_of_a_previous_run() -> None:
+    keeper = MemoryKeeper()
+    engine = EngineUnderTest(keeper)
+    engine.group()
+    assert keeper.store is not None
+    keeper.store.hold()
+    engine.publish(b"job")
+    queue = engine.engine.queues["tasks"]
+    name = message_id(queue.partitions[0].pid, 0)
+    group = queue.groups["workers"]
+    assert not engine.engine.finish_late(group, name, 5, "w")
+    assert engine.engine.retake(group, name, 5, "w") is None
+    keeper.store.release()
+    assert engine.worker("w").ack_all() == [b"job"]

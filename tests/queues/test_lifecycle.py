@@ -71,6 +71,20 @@ def test_deleting_many_queues_leaves_nothing_behind(make: MakeEngine) -> None:
     assert engine.engine.next_wake() == 0.0 or engine.engine.queues == {}
 
 
+def test_a_shorter_delivery_timeout_holds_for_the_next_delivery_when_nothing_is_out(
+    make: MakeEngine,
+) -> None:
+    engine = make(delivery_timeout=1800.0)
+    worker = engine.worker()
+    engine.publish(b"one")
+    worker.ack(worker.lease())
+    engine.reconfigure(delivery_timeout=5.0)
+    engine.publish(b"two")
+    late = worker.lease()
+    engine.advance(seconds=6)
+    assert worker.taken == [late.seq]
+
+
 def test_a_new_delivery_timeout_holds_for_what_is_out(make: MakeEngine) -> None:
     engine = make(delivery_timeout=300.0)
     worker = engine.worker()

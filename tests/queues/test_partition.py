@@ -156,6 +156,19 @@ def test_memory_goes_by_what_lives_however_far_apart_that_is() -> None:
     assert len(partition._blocks) <= 10
 
 
+def test_a_settled_message_that_was_inserted_after_a_younger_one_is_found_by_its_own_time() -> None:
+    partition = partition_of()
+    for seq, time in ((2, 3000), (0, 1000), (1, 2000)):
+        partition.insert(seq, seq, 10, 7, 0, 0, 0, time)
+    assert partition.settled_before(999) == []
+    assert partition.settled_before(1000) == [0]
+    assert partition.settled_before(2999) == [0, 1]
+    far = 20 * BLOCK
+    partition.insert(far, far, 10, 7, 0, 0, 0, 9000)
+    assert partition._packs
+    assert partition.settled_before(1000) == [0]
+
+
 def test_what_was_settled_or_has_expired_is_found_in_old_remains_too() -> None:
     partition = partition_of()
     for number in range(20 * BLOCK):

@@ -315,6 +315,91 @@ def test_what_somebody_works_on_does_not_expire_in_his_hands(make: MakeEngine) -
     assert (engine.ledger().acked, engine.ledger().expired, engine.depth()) == (1, 1, 0)
 
 
+@pytest.mark.parametrize("failures", [0, 1])
+@pytest.mark.parametrize("to_dlq", [False, True])
+def test_a_message_released_after_its_expiry_is_removed_at_once(
+    make: MakeEngine, to_dlq: bool, failures: int
+) -> None:
+    engine = make(message_ttl=10.0, delivery_timeout=30.0, expired_to_dlq=to_dlq)
+    worker = engine.worker()
+    engine.publish(b"late")
+    if failures:
+        worker.nack(worker.lease(), 0.0)
+    delivery = worker.lease()
+    engine.advance(seconds=20)
+    assert engine.depth() == 1
+    worker.is_open = False
+    worker.release(delivery)
+    account = engine.ledger()
+    assert (account.waiting, account.retrying, engine.depth()) == (0, 0, 0)
+    assert (account.expired, account.dead) == ((0, 1) if to_dlq else (1, 0))
+    assert engine.dead_letters() == ([b"late"] if to_dlq else [])
+
+
+@pytest.mark.parametrize("to_dlq", [False, True])
+def test_a_message_held_by_a_token_of_the_previous_run_is_removed_when_that_fails_after_its_expiry(
+    make: MakeEngine, to_dlq: bool
+) -> None:
+    engine = make(message_ttl=10.0, delivery_timeout=30.0, expired_to_dlq=to_dlq)
+    worker = engine.worker()
+    engine.publish(b"late")
+    delivery = worker.lease()
+    engine.crash_and_restart()
+    lease = engine.engine.retake(engine.group(), delivery.name, delivery.token, worker.client)
+    assert lease is not None
+    engine.advance(seconds=20)
+    assert engine.depth() == 1
+    engine.engine.nack(lease, 5.0, "too late")
+    engine.settle_down()
+    account = engine.ledger()
+    assert (account.waiting, account.retrying, engine.depth()) == (0, 0, 0)
+    assert engine.dead_letters() == ([b"late"] if to_dlq else [])
+
+
+@pytest.mark.parametrize("to_dlq", [False, True])
+@pytest.mark.parametrize("is_held", [False, True])
+def test_an_expired_message_that_a_seek_brings_back_is_removed_at_once(
+    make: MakeEngine, is_held: bool, to_dlq: bool
+) -> None:
+    engine = make(message_ttl=10.0, delivery_timeout=30.0, retention=600.0, expired_to_dlq=to_dlq)
+    worker = engine.worker()
+    engine.publish(b"late")
+    delivery = worker.lease()
+    engine.advance(seconds=20)
+    if not is_held:
+        worker.ack(delivery)
+    worker.is_open = False
+    engine.seek("earliest")
+    engine.advance(seconds=0.01)
+    assert (engine.ledger().waiting, engine.depth()) == (0, 0)
+    assert engine.dead_letters() == ([b"late"] if to_dlq else [])
+
+
+def test_an_expired_message_that_a_new_group_finds_is_removed_at_once(make: MakeEngine) -> None:
+    engine = make(message_ttl=10.0, delivery_timeout=30.0, retention=600.0)
+    worker = engine.worker()
+    engine.publish(b"late")
+    delivery = worker.lease()
+    engine.advance(seconds=20)
+    worker.ack(delivery)
+    engine.group("second")
+    engine.advance(seconds=0.01)
+    assert (engine.ledger("second").waiting, engine.depth()) == (0, 0)
+
+
+def test_an_expired_message_does_not_wait_for_another_group_when_its_last_group_is_dropped(
+    make: MakeEngine,
+) -> None:
+    engine = make(message_ttl=10.0, delivery_timeout=30.0)
+    worker = engine.worker()
+    engine.publish(b"late")
+    worker.lease()
+    engine.advance(seconds=20)
+    engine.engine.drop_group(engine.group())
+    engine.advance(seconds=0.01)
+    assert engine.depth() == 0
+
+
 def test_expiry_survives_a_crash(make: MakeEngine) -> None:
     engine = make(message_ttl=60.0)
     engine.publish(b"old")

@@ -31,6 +31,22 @@ def test_what_is_not_settled_is_kept_however_old(make: MakeEngine) -> None:
     assert engine.worker().ack_all() == [b"patience"]
 
 
+def test_messages_that_the_first_group_starts_behind_are_removed_after_their_retention(
+    make: MakeEngine,
+) -> None:
+    engine = make(retention=600.0, partitions=2)
+    for number in range(6):
+        engine.publish(b"%d" % number)
+    engine.group(start="latest")
+    assert engine.depth() == 0
+    engine.advance(seconds=590)
+    assert sum(partition.live for partition in engine.queue().partitions) == 6
+    engine.advance(seconds=20)
+    assert sum(partition.live for partition in engine.queue().partitions) == 0
+    engine.crash_and_restart()
+    assert sum(partition.live for partition in engine.queue().partitions) == 0
+
+
 def test_retention_goes_on_after_a_restart(make: MakeEngine) -> None:
     engine = make(retention=600.0)
     engine.publish(b"old")

@@ -174,6 +174,46 @@ def test_a_thousand_failures_at_once_cost_no_order_and_no_message(make: MakeEngi
     assert sorted(worker.ack_all(), key=int) == [b"%d" % number for number in range(1000)]
 
 
+@pytest.mark.parametrize("ahead", [90.0, 86_400.0])
+def test_a_clock_that_was_set_forward_over_a_restart_gives_up_nothing(make: MakeEngine, ahead: float) -> None:
+    engine = make(max_retries=3, total_timeout=60.0)
+    worker = engine.worker()
+    engine.publish(b"job")
+    worker.nack(worker.lease())
+    engine.loop.now += ahead
+    engine.crash_and_restart()
+    worker = engine.worker()
+    engine.advance(seconds=6)
+    delivery = worker.lease()
+    assert (delivery.payload, delivery.attempt) == (b"job", 2)
+    assert engine.dead_letters() == []
+    worker.nack(delivery)
+    engine.crash_and_restart()
+    worker = engine.worker()
+    engine.advance(seconds=11)
+    assert worker.lease().attempt == 3, "nor over the next restart"
+
+
+def test_the_total_timeout_counts_from_the_start_for_what_was_tried_before_it(make: MakeEngine) -> None:
+    engine = make(max_retries=100, total_timeout=60.0)
+    worker = engine.worker()
+    engine.publish(b"job")
+    worker.nack(worker.lease(), delay=50.0)
+    engine.advance(seconds=50)
+    engine.crash_and_restart()
+    worker = engine.worker()
+    attempts = 1
+    while not engine.dead_letters():
+        delivery = worker.lease_or_none()
+        if delivery is not None:
+            attempts += 1
+            worker.nack(delivery, delay=5.0)
+        engine.advance(seconds=5)
+        assert attempts < 20
+    assert engine.letters()[0].story["dead-reason"] == "timeout"
+    assert attempts > 10
+
+
 def test_a_retry_does_not_wait_for_a_date_that_the_clock_was_set_back_from(make: MakeEngine) -> None:
     engine = make(max_retries=3)
     worker = engine.worker()

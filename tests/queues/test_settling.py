@@ -62,13 +62,29 @@ def test_extend_restarts_the_deadline(make: MakeEngine) -> None:
     worker = engine.worker()
     engine.publish(b"long")
     engine.publish(b"short")
-    long = worker.lease()
+    long, short = worker.lease_all()
     for _ in range(5):
         engine.advance(seconds=20)
         worker.extend(long)
     engine.advance(seconds=29)
     worker.ack(long)
     assert engine.ledger().acked == 1
+    assert short.seq in worker.taken, "a delivery that is extended does not hide the deadlines behind it"
+    assert long.seq not in worker.taken
+
+
+def test_an_extended_delivery_does_not_delay_the_deadline_of_another(make: MakeEngine) -> None:
+    engine = make(delivery_timeout=30.0)
+    worker = engine.worker()
+    engine.publish(b"long")
+    engine.publish(b"short")
+    long, short = worker.lease_all()
+    engine.advance(seconds=20)
+    worker.extend(long)
+    engine.advance(seconds=11)
+    assert worker.taken == [short.seq]
+    engine.advance(seconds=20)
+    assert worker.taken == [short.seq, long.seq]
 
 
 def test_a_released_message_is_delivered_at_once_and_not_counted(engine: EngineUnderTest) -> None:

@@ -89,6 +89,9 @@ class RedisBehindProxy:
     def wants_snapshot(self) -> bool:
         return self.inner.wants_snapshot()
 
+    def seal(self) -> bool:
+        return self.inner.seal()
+
     def segment_sizes(self) -> dict[int, int]:
         return self.inner.segment_sizes()
 

@@ -5,13 +5,19 @@ in a state that it may be in; and when all is quiet nothing is left.
 from __future__ import annotations
 
 from sluice.message import Message, decode_headers
+from sluice.queues.delivery import DYING, WAITING
 from sluice.queues.group import Group
 from sluice.queues.ledger import verify
 from sluice.queues.names import message_id
 from sluice.queues.partition import Partition
+from sluice.queues.rules import Rules
 from tests.simulator.oracle import ABSENT, ACKED, DEAD, EXPIRED, PURGED, WAITS, Pair, Violation
 from tests.simulator.people import Hand
+from tests.simulator.schedule import ROUNDING_SECONDS, waits_for_none
 from tests.simulator.stage import Stage, serial_of
+
+# Serial and group of each dead letter, by the queue, partition and sequence that it comes from.
+Letters = dict[tuple[str, str, str], list[tuple[int, str]]]
 
 
 class Judge(Stage):
@@ -20,6 +26,7 @@ class Judge(Stage):
         oracle = self.oracle
         durable = oracle.durable
         payloads = self._read_all()
+        self.retention.restarted(payloads, durable)
         letters = self._read_letters()
         engine = self.engine
         for gid, (frame, what) in self.group_frames.items():
@@ -53,6 +60,7 @@ class Judge(Stage):
                     self._check_home(pair, letters)
                 actual.discard(number)
                 pair.found(WAITS)
+                pair.attempts.recover(durable, self.loop.now)
                 if number not in oracle.pairs:
                     oracle.come_back(pair)
             else:
@@ -75,7 +83,7 @@ class Judge(Stage):
         oracle.past = {}
         for sent in self.ids.values():
             if not oracle.is_durable(sent.frame):
-                sent.expires = -1  # it may be lost, and its id with it
+                sent.is_id_lost = True
         before = self.places
         self.places = {}
         for queue in engine.queues.values():
@@ -95,6 +103,12 @@ class Judge(Stage):
             return pair.sent.own_id.decode()
         return message_id(*pair.place).decode()
 
+    def _origin_of(self, pair: Pair) -> tuple[str, str, str]:
+        """Where a dead letter of it says that it comes from. Its id does not tell: a dead letter that
+        was put back has the id of the message that died before."""
+        pid, seq = pair.place
+        return pair.sent.queue, str(self.engine.partitions[pid].number), str(seq)
+
     def _wants_home(self, pair: Pair, possible: list[str]) -> bool:
         """Whether its death can only have ended in a dead letter that nobody has touched since."""
         queue = self.engine.queues.get(pair.sent.queue)
@@ -108,18 +122,18 @@ class Judge(Stage):
             and not self.letters_touched
         )
 
-    def _check_home(self, pair: Pair, letters: dict[tuple[str, str], list[tuple[int, str]]]) -> None:
+    def _check_home(self, pair: Pair, letters: Letters) -> None:
         """It waits, so this death of it must not be among the dead letters."""
         group = self.engine.groups[pair.gid].name
         if pair.targeted or len(self.gids_of.get((pair.sent.queue, group), ())) > 1:
             return  # it may have died before
-        for serial, who in letters.get((pair.sent.queue, self._name_of(pair)), []):
+        for serial, who in letters.get(self._origin_of(pair), []):
             if serial == pair.sent.serial and who in (group, ""):
                 raise Violation(f"{pair} waits, and lies among the dead letters")
 
-    def _check_dead(self, pair: Pair, letters: dict[tuple[str, str], list[tuple[int, str]]]) -> None:
+    def _check_dead(self, pair: Pair, letters: Letters) -> None:
         group = self.engine.groups[pair.gid].name
-        for serial, who in letters.get((pair.sent.queue, self._name_of(pair)), []):
+        for serial, who in letters.get(self._origin_of(pair), []):
             if serial == pair.sent.serial and who in (group, ""):
                 return
         raise Violation(f"{pair} is dead, and in no dead-letter queue")
@@ -142,8 +156,8 @@ class Judge(Stage):
             serials[int(partition.pid), seq] = serial_of(message.payload)
         return serials
 
-    def _read_letters(self) -> dict[tuple[str, str], list[tuple[int, str]]]:
-        letters: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    def _read_letters(self) -> Letters:
+        letters: Letters = {}
         for name, queue in self.engine.queues.items():
             if not name.startswith("dlq/"):
                 continue
@@ -159,7 +173,11 @@ class Judge(Stage):
                 for message in found:
                     assert message is not None
                     story = dict(decode_headers(message.headers))
-                    at = (story["original-queue"], story.get("original-message-id", ""))
+                    at = (
+                        story["original-queue"],
+                        story.get("original-partition", ""),
+                        story.get("original-sequence", ""),
+                    )
                     letters.setdefault(at, []).append(
                         (serial_of(message.payload), story.get("original-group", ""))
                     )
@@ -177,8 +195,12 @@ class Judge(Stage):
             if self._waits(pair):
                 if number in self.acked_now:
                     raise Violation(f"{pair} was acked, and is not settled")
+                if number in self.schedule.exhausted and self._lease_state(pair) != DYING:
+                    raise Violation(f"{pair} has failed {pair.attempts.counts()} times, and is not dead")
                 continue
             oracle.settle(pair, self._reason(pair, group))
+        self.schedule.exhausted.clear()
+        self.retention.changed |= self.purged_now
         self.acked_now.clear()
         self.buried_now.clear()
         self.unkept_now.clear()
@@ -186,6 +208,61 @@ class Judge(Stage):
         faults = verify(engine)
         if faults:
             raise Violation("; ".join(faults))
+
+    def check_times(self, all_read: bool = False) -> None:
+        """All timers that were due have rung: nothing is late. `all_read`: no read is under way."""
+        schedule = self.schedule
+        schedule.check_deadlines(self._rules_of)
+        for number, pair in self.oracle.pairs.items():
+            rules = self._rules_of(number[0])
+            if rules is None or not schedule.is_free(number) or not self._waits(pair):
+                continue
+            state = self._lease_state(pair)
+            if state == DYING and not all_read:
+                continue
+            if state == WAITING and schedule.must_be_ready(pair.attempts):
+                raise Violation(f"the time of {pair} has come, and it still waits for its retry")
+            if schedule.must_be_given_up(pair.attempts, rules):
+                raise Violation(f"{pair} is past its total timeout, and is not dead")
+            if schedule.must_be_expired(pair) and (all_read or not rules.expired_to_dlq):
+                raise Violation(f"{pair} expired at {pair.sent.expires}, and still waits")
+            partition = self.engine.partitions[number[1]]
+            if pair.sent.due and number[2] in partition.delayed:
+                if self.loop.now > pair.sent.due + ROUNDING_SECONDS:
+                    raise Violation(f"the delay of {pair} is over, and it is still held back")
+        self._check_retention()
+
+    def _rules_of(self, gid: int) -> Rules | None:
+        group = self.engine.groups.get(gid)
+        return group.queue.rules if group is not None else None
+
+    def _lease_state(self, pair: Pair) -> int:
+        """What the engine makes of a message that waits; -1 when it was never delivered."""
+        pid, seq = pair.place
+        cursor = self.engine.groups[pair.gid].cursors[self.engine.partitions[pid].number]
+        lease = cursor.leases.get(seq)
+        return -1 if lease is None else int(lease.state)
+
+    def _check_retention(self) -> None:
+        """What is settled is stored for its retention, and no longer."""
+        pairs = self.oracle.pairs
+        for pid, sequences in self.places.items():
+            partition = self.engine.partitions.get(pid)
+            if partition is None:
+                continue
+            queue = partition.queue
+            gids = [int(group.gid) for group in queue.groups.values()]
+            retains = queue.rules.retention > 0.0 and len(gids) > 0
+            for seq, sent in sequences.items():
+                place = (pid, seq)
+                if partition.holds(seq):
+                    if retains and waits_for_none(place, gids, pairs):
+                        self.retention.kept(place, sent, queue.rules)
+                    else:
+                        self.retention.wanted(place)
+                elif not self.retention.is_removed(place):
+                    self.retention.removed(place, sent, queue.rules, self.oracle.frame)
+        self.retention.looked()
 
     def _reason(self, pair: Pair, group: Group) -> str:
         number = (pair.gid, *pair.place)
@@ -207,8 +284,8 @@ class Judge(Stage):
         self._say(f"{hand} leaves")
         self.hands.remove(hand)
         for number in hand.holds:
-            self.oracle.put_down(number)
-            self.oracle.failed(number)
+            self.put_down(number)
+            self.failed(number, 0.0)
         hand.holds = {}
         self.engine.leave(hand)
 
@@ -240,7 +317,7 @@ class Judge(Stage):
                     busy = True
                     self.engine.ack(held.lease)
                     self.acked_now.add(held.number)
-                    self.oracle.put_down(held.number)
+                    self.put_down(held.number)
                     hand.holds.pop(held.number)
             self.check()
             if not busy:
@@ -252,6 +329,7 @@ class Judge(Stage):
                     self.loop.ring()
                     self._run_all()
                 self.check()
+                self.check_times(all_read=True)
         if self.oracle.pairs:
             raise Violation(f"never delivered: {list(self.oracle.pairs.values())[:5]}")
         for gid, group in self.engine.groups.items():

@@ -17,6 +17,9 @@ EXPIRED: Final = "expired"
 PURGED: Final = "purged"
 
 
+Number = tuple[int, int, int]  # of a message in a group: gid, pid, sequence
+
+
 class Violation(AssertionError):
     """Something happened that must not happen."""
 
@@ -35,7 +38,82 @@ class Sent:
         self.sent_at = sent_at
         self.receipt = False
         self.expires = 0  # seconds since 1970; 0: never
+        self.is_id_lost = False  # the queue may have forgotten its id: a crash, or never stored
+        self.due = 0.0  # when its delay is over; 0.0: it has none
         self.frame = 0  # the commit that keeps it
+
+
+class Failure:
+    """What is known of a message after its n-th failure; `NEVER` stands for none."""
+
+    UNKNOWN: Final = -1  # as a count: any number of failures
+
+    def __init__(self, count: int, first_at: float, due_from: float, due_until: float, is_last: bool) -> None:
+        self.count = count
+        self.first_at = first_at  # the first delivery of all; 0.0: not known
+        self.due_from = due_from  # the retry may come from here on,
+        self.due_until = due_until  # and its wait ends here at the latest
+        self.is_last = is_last  # it must not be delivered again
+
+    def after_restart(self, now: float) -> Failure:
+        """Return it as it counts in a process that has just started: the total timeout starts anew."""
+        if self.first_at == 0.0:
+            return self
+        return Failure(self.count, now, self.due_from, self.due_until, self.is_last)
+
+
+NEVER: Final = Failure(0, 0.0, 0.0, 0.0, False)
+ANY: Final = Failure(Failure.UNKNOWN, 0.0, 0.0, float("inf"), False)
+
+
+class Attempts:
+    """The failures of one message in one group, and how many of them a crash may take back."""
+
+    def __init__(self) -> None:
+        self.possible: list[Failure] = [NEVER]  # its state is one of these
+        self.first_at = 0.0  # its first delivery; valid while a client has it
+        self._base: list[Failure] = [NEVER]  # the states before those in the log
+        self._log: list[tuple[int, Failure]] = []  # frame and failure, oldest first
+
+    def add(self, failure: Failure, frame: int) -> None:
+        self.possible = [failure]
+        self._log.append((frame, failure))
+
+    def reset(self, frame: int) -> None:
+        """A seek: it counts as never delivered."""
+        self.add(NEVER, frame)
+
+    def forget(self, frame: int) -> None:
+        """It may have failed since, and nobody was told."""
+        self.add(ANY, frame)
+
+    def found(self, failure: Failure, count: int, frame: int) -> None:
+        """A delivery tells which of the possible states it is in."""
+        if failure.count == Failure.UNKNOWN:
+            self.add(Failure(count, 0.0, 0.0, 0.0, False) if count else NEVER, frame)
+            return
+        self.possible = [failure]
+        if not self._log:
+            self._base = [failure]
+
+    def recover(self, durable: int, now: float) -> None:
+        """After a crash: the last state on disk, or one that came later. A message that was given up
+        at its last failure comes back as it was before."""
+        later: list[Failure] = []
+        for frame, failure in self._log:
+            if failure.is_last:
+                continue
+            if frame <= durable:
+                self._base = [failure]
+                later = []
+            else:
+                later.append(failure)
+        self.possible = self._base = [failure.after_restart(now) for failure in self._base + later]
+        self._log = []
+        self.first_at = 0.0
+
+    def counts(self) -> str:
+        return " or ".join(str(failure.count) for failure in self.possible)
 
 
 class Pair:
@@ -44,8 +122,12 @@ class Pair:
         self.sent = sent
         self.place = place  # (pid, seq)
         self.targeted = False
-        self.failures = 0  # that it has seen; -1 when a crash may have taken some back
+        self.attempts = Attempts()
         self.states: list[tuple[int, str]] = [(0, ABSENT), (frame, WAITS)]
+
+    @property
+    def number(self) -> Number:
+        return (self.gid, *self.place)
 
     def state(self) -> str:
         return self.states[-1][1]
@@ -63,8 +145,6 @@ class Pair:
 
     def found(self, state: str) -> None:
         """Recovery has decided: this is where it goes on from."""
-        if self.states[-1][1] != state:
-            self.failures = -1
         self.states = [(0, ABSENT), (0, state)] if state != ABSENT else [(0, ABSENT)]
 
     def __repr__(self) -> str:
@@ -163,18 +243,6 @@ class Oracle:
             return []
         lane = self.by_key.get((pair.gid, pair.sent.key), {})
         return [other for other in lane.values() if other.sent.serial < pair.sent.serial]
-
-    def attempted(self, number: tuple[int, int, int], attempt: int) -> None:
-        """Its deliveries are counted, across restarts too."""
-        pair = self.pairs[number]
-        if pair.failures >= 0 and attempt != pair.failures + 1:
-            raise Violation(f"{pair} has failed {pair.failures} times, and this is called attempt {attempt}")
-        pair.failures = attempt - 1
-
-    def failed(self, number: tuple[int, int, int]) -> None:
-        pair = self.pairs.get(number)
-        if pair is not None and pair.failures >= 0:
-            pair.failures += 1
 
     def put_down(self, number: tuple[int, int, int]) -> None:
         self.in_hands.pop(number, None)

@@ -78,6 +78,7 @@ class LoggedStore:
         self.snapshot = store.snapshot
         self.wants_snapshot = store.wants_snapshot
         self.segment_sizes = store.segment_sizes
+        self.seal = store.seal
         self.close = store.close
 
     def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:

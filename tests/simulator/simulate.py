@@ -54,6 +54,7 @@ def simulate(told: argparse.Namespace, redis: RedisProcess | None) -> int:
     seed = told.seed
     while done < told.steps:
         length = min(told.world, told.steps - done)
+        print(f"\r{done:,} steps, seed {seed}", end="", file=sys.stderr, flush=True)
         try:
             world: World | last_values.LastValues
             if redis is not None:
@@ -61,15 +62,14 @@ def simulate(told: argparse.Namespace, redis: RedisProcess | None) -> int:
             else:
                 world = last_values.run(seed, length) if told.compacted else run(seed, length)
         except Violation as fault:
-            print(fault)
+            print(f"\n{fault}")
             kind = ("--redis " if told.redis else "") + ("--compacted " if told.compacted else "")
-            print(f"\nAgain with: scripts/simulate {kind}--seed {seed} --steps {length}")
+            print(f"\nAgain with: scripts/simulate {kind}--seed {seed} --steps {length} --world {length}")
             return 1
         for what, count in world.counts.items():
             counts[what] = counts.get(what, 0) + count
         done += length
         seed += 1
-        print(f"\r{done:,} steps", end="", file=sys.stderr, flush=True)
     print(f"\r{done:,} steps in {seed - told.seed} worlds, {time.monotonic() - started:.0f} s, no violation")
     for what, count in sorted(counts.items()):
         print(f"  {count:>9,} {what}")

@@ -15,8 +15,10 @@ from sluice.queues.rules import ANY_ORDER, DEAD_LETTER, DROP_OLDEST, PER_KEY, RE
 from sluice.queues.runner import Runner
 from sluice.store.memory import MemoryStore
 from tests.queues.kit import Loop, rules_of
-from tests.simulator.oracle import Oracle, Pair, Sent, Violation
+from tests.simulator.oracle import Number, Oracle, Pair, Sent, Violation
 from tests.simulator.people import Author, Hand, Held, LoggedStore
+from tests.simulator.schedule import Retention, Schedule
+from tests.simulator.strangers import Strangers
 
 
 class Stage:
@@ -25,6 +27,11 @@ class Stage:
         self.chance = random.Random(seed)
         self.loop = Loop()
         self.oracle = Oracle()
+        self.schedule = Schedule(self.loop.clock)
+        self.retention = Retention(self.loop.clock)
+        self.strangers = Strangers(seed, self.oracle)
+        self.is_armed = True  # a turn has ended since the last command: the engine's timers are set
+        self.is_ending_groups = False  # deliveries are taken away because their group or queue goes
         self.author = Author(self)
         self.serial = 0
         self.steps = 0
@@ -86,6 +93,7 @@ class Stage:
                 "dedup_window": chance.choice((10.0, 120.0)),
                 "compress": chance.random() < 0.3,
                 "sync": chance.random() < 0.8,
+                "rebalance_after": chance.choice((0.0, 1.0, 1.0, 3.0)),
                 **self.fixed,
             }
         one = self.settings["one"]
@@ -126,6 +134,7 @@ class Stage:
                     alert.group,
                 )
             )
+            self._check_death(alert)
             self._count("dead letters")
         for warning in warnings:
             if "is dead" in warning:
@@ -133,6 +142,17 @@ class Stage:
                 self.unkept_now.add((words[4], words[1]))
             else:
                 raise Violation(warning)
+
+    def _check_death(self, alert: Alert) -> None:
+        queue = self.engine.queues.get(alert.queue)
+        group = queue.groups.get(alert.group) if queue is not None else None
+        if queue is None or group is None:
+            return
+        partition = queue.partitions[int(alert.story["original-partition"])]
+        number = (int(group.gid), int(partition.pid), int(alert.story["original-sequence"]))
+        pair = self.oracle.pairs.get(number)
+        if pair is not None:
+            self.schedule.died(pair, alert.reason, queue.rules)
 
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -166,7 +186,7 @@ class Stage:
             raise Violation(
                 f"{pair} is delivered {self.loop.now - float(message.expires)} s after it expired"
             )
-        self.oracle.attempted(number, int(lease.attempt))
+        self.schedule.delivered(pair, int(lease.attempt), rules, self.oracle.frame)
         if not self.changes_order:
             self._check_batch(pair, lease)
         name = message.id or message_id(cursor.partition.pid, lease.seq)
@@ -196,10 +216,25 @@ class Stage:
         number = (int(cursor.group.gid), int(cursor.partition.pid), int(lease.seq))
         if hand.holds.pop(number, None) is None:
             raise Violation(f"{number} is taken from {hand}, who does not have it")
-        self.oracle.put_down(number)
-        self.oracle.failed(number)
-        self._count("deadlines passed")
+        if self.is_ending_groups:
+            self.put_down(number)
+        else:
+            self.schedule.taken_back(number, cursor.group.queue.rules)
+            self.put_down(number)
+            self.failed(number, -1.0)
+            self._count("deadlines passed")
         self._say(f"{hand} loses {number}")
+
+    def put_down(self, number: Number) -> None:
+        self.oracle.put_down(number)
+        self.schedule.returned(number)
+
+    def failed(self, number: Number, delay: float, was_delivered: bool = True) -> None:
+        """A delivery has failed; `delay` is negative when its backoff decides about the retry."""
+        pair = self.oracle.pairs.get(number)
+        group = self.engine.groups.get(number[0])
+        if pair is not None and group is not None:
+            self.schedule.failed(pair, delay, group.queue.rules, self.oracle.frame, was_delivered)
 
     # ---- running
 

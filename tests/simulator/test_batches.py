@@ -39,6 +39,7 @@ class WorldWithBatches(World):
         batch = Batch(len(self.batches) + 1, self.oracle.frame)
         self.batches.append(batch)
         self._say(f"batch {batch.number} begins, in frame {batch.frame}")
+        self.is_armed = False
         self.runner.hold()
         note_batch(self.engine, APP, batch.number, 0)
         for _ in range(self.dice.randrange(1, 6)):

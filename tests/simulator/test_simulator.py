@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import pytest
 
+from sluice.queues.delivery import Lease
 from sluice.queues.rules import PER_KEY, STRICT
 from tests.simulator.oracle import Violation
+from tests.simulator.strangers import STRANGER
 from tests.simulator.world import World, run
 
 
@@ -54,3 +56,69 @@ def test_the_judge_notices_a_message_that_vanishes() -> None:
     world.engine.remove_for_all(partition, pair.place[1], 3)
     with pytest.raises(Violation, match="without a reason"):
         world.check()
+
+
+def world_with_a_delivery() -> tuple[World, Lease]:
+    """Return a world in which a client holds a message and the engine's timers are set."""
+    world = World(3, overflow=0, message_ttl=0.0, retention=0.0, max_retries=10, total_timeout=10_800.0)
+    while world.steps < 150 or not any(hand.holds for hand in world.hands):
+        world.step()
+    world.runner.end_turn()
+    world.is_armed = True
+    held = next(one for hand in world.hands for one in hand.holds.values())
+    return world, held.lease
+
+
+def let_time_pass(world: World) -> None:
+    for _ in range(30):
+        world.pass_time()
+        world.runner.end_turn()
+        world._run_all()
+        world.judge_turn()
+
+
+@pytest.mark.parametrize("seconds", [-3.0, 3.0])
+def test_the_judge_notices_a_deadline_that_is_not_kept(seconds: float) -> None:
+    world, lease = world_with_a_delivery()
+    queue = lease.cursor.group.queue
+    lease.deadline += seconds
+    world.engine.timers.watch(queue, lease.deadline)
+    world.runner.end_turn()
+    with pytest.raises(Violation, match="before its deadline" if seconds < 0 else "after its deadline"):
+        let_time_pass(world)
+
+
+def test_the_judge_counts_attempts() -> None:
+    world, lease = world_with_a_delivery()
+    lease.failures += 1
+    with pytest.raises(Violation, match="may have failed"):
+        let_time_pass(world)
+
+
+@pytest.mark.parametrize("seconds", [-2.0, 60.0])
+def test_the_judge_notices_a_retry_that_does_not_come_at_its_time(seconds: float) -> None:
+    world, lease = world_with_a_delivery()
+    number = (int(lease.cursor.group.gid), int(lease.cursor.partition.pid), int(lease.seq))
+    hand = next(hand for hand in world.hands if number in hand.holds)
+    del hand.holds[number]
+    world.engine.nack(lease, 3.0, "")
+    world.failed(number, 3.0)
+    world.put_down(number)
+    hand.prefetch = 1000
+    lease.due += seconds
+    world.engine.timers.wait_for_retry(lease, lease.due)
+    world.runner.end_turn()
+    with pytest.raises(Violation, match="before its time" if seconds < 0 else "still waits for its retry"):
+        let_time_pass(world)
+
+
+def test_the_judge_notices_a_stranger_who_may_settle() -> None:
+    world, lease = world_with_a_delivery()
+    lease.holder = STRANGER
+    with pytest.raises(Violation, match="does not hold it may settle it"):
+        try_strangers(world)
+
+
+def try_strangers(world: World) -> None:
+    for _ in range(300):
+        world.strangers.try_one(world.engine, world.old)

@@ -18,9 +18,11 @@ from sluice.queues.names import message_id
 from sluice.queues.queue import Queue
 from sluice.queues.rules import ANY_ORDER, DROP_OLDEST, PER_KEY, STRICT
 from tests.queues.kit import rules_of
+from tests.simulator.conservation import Conservation
 from tests.simulator.judge import Judge
 from tests.simulator.oracle import ACKED, PURGED, WAITS, Sent, Violation
 from tests.simulator.people import Hand, Held
+from tests.simulator.schedule import check_expiry
 from tests.simulator.stage import serial_of
 
 KEYS: Final = (b"", b"a", b"b", b"c", b"d", b"e")
@@ -28,6 +30,10 @@ GROUPS: Final = ("red", "green", "blue")
 
 
 class World(Judge):
+    def __init__(self, seed: int, **fixed: Any) -> None:
+        super().__init__(seed, **fixed)
+        self.conservation = Conservation()
+
     # ---- what people do
 
     def publish(self) -> None:
@@ -53,6 +59,9 @@ class World(Judge):
         plain = not message.priority and message.deliver_at <= int(self.loop.now * 1000)
         lane = b"*" if rules.ordering == STRICT else key
         sent = Sent(self.serial, name, lane, own_id, plain, self.loop.now)
+        wanted = int(message.expires)
+        if message.deliver_at > int(self.loop.now * 1000):
+            sent.due = message.deliver_at / 1000
         before = [int(partition.next) for partition in existing.partitions]
         duplicates = existing.duplicates
         was_full = existing.depth >= rules.max_depth
@@ -81,7 +90,7 @@ class World(Judge):
             self._count("duplicates")
             self._say(f"publish {self.serial} {own_id!r} is a duplicate")
             return
-        if within and known is not None and known.receipt and known.expires >= 0:
+        if within and known is not None and known.receipt and not known.is_id_lost:
             raise Violation(f"{own_id!r} was stored twice within its window")
         if own_id:
             self.ids[(name, own_id)] = sent
@@ -90,10 +99,11 @@ class World(Judge):
         if not places:
             if not was_full:
                 raise Violation("a message was not stored")
-            sent.expires = -1  # its id is remembered for as long as this process lives, no longer
+            sent.is_id_lost = True  # its id is remembered for as long as this process lives, no longer
             self._count("overflowed into the dead letters")
             return
         sent.expires = int(message.expires)
+        check_expiry(sent.expires, wanted, sent.due or self.loop.now, rules.message_ttl)
         for group in existing.groups.values():
             self.oracle.add(int(group.gid), sent, places[0])
         self.places.setdefault(places[0][0], {})[places[0][1]] = sent
@@ -145,13 +155,16 @@ class World(Judge):
         was_leased = lease.state == LEASED
         try:
             if what == "nack":
-                self.engine.nack(lease, self.chance.choice((-1.0, 0.0, 3.0)), "no luck")
+                delay = self.chance.choice((-1.0, 0.0, 3.0))
+                self.engine.nack(lease, delay, "no luck")
                 if was_leased:
-                    self.oracle.failed(number)
+                    self.failed(number, delay, was_delivered=False)
             elif what == "reject":
                 self.engine.bury(lease, "rejected", "no good")
+                self.schedule.rejected.add(number)
             elif what == "extend":
                 self.engine.extend(lease)
+                self.schedule.retake(self.oracle.pairs[number], self.oracle.frame)
                 self.earlier.append((held, sent))
             else:
                 self.engine.release(lease)
@@ -189,11 +202,13 @@ class World(Judge):
             elif what == "nack":
                 delay = self.chance.choice((-1.0, -1.0, 0.0, 3.0))
                 self.engine.nack(lease, delay, "no luck")
-                self.oracle.failed(number)
+                self.failed(number, delay)
             elif what == "reject":
                 self.engine.bury(lease, self.chance.choice(("rejected", "unacceptable")), "no good")
+                self.schedule.rejected.add(number)
             elif what == "extend":
                 self.engine.extend(lease)
+                self.schedule.extended(number)
             else:
                 self.engine.release(lease)
         except StaleDelivery:
@@ -203,7 +218,7 @@ class World(Judge):
             return
         self._count(what if not late else f"late {what}")
         if what != "extend":
-            self.oracle.put_down(number)
+            self.put_down(number)
             if hand is not None:
                 hand.holds.pop(number, None)
 
@@ -264,8 +279,7 @@ class World(Judge):
     def change_prefetch(self) -> None:
         if self.hands:
             hand = self.chance.choice(self.hands)
-            hand.prefetch = self.chance.choice((1, 5, 50))
-            self.engine.feed(hand)
+            self.engine.set_prefetch(hand, self.chance.choice((0, 1, 5, 50)))
 
     def reconfigure(self) -> None:
         if not self.engine.queues:
@@ -301,6 +315,7 @@ class World(Judge):
         else:
             told[what] = self.chance.choice((0.0, 60.0))
         self.engine.reconfigure(queue, rules_of(name, told), json.dumps(told))
+        self.retention.rules_changed(name)
         self._say(f"{name}: {what} is {told[what]}")
         self._count("reconfigured")
 
@@ -322,12 +337,14 @@ class World(Judge):
         group = self.chance.choice(list(queue.groups.values()))
         floors = [self.chance.randrange(int(partition.next) + 2) for partition in queue.partitions]
         self._say(f"{group.name} of {queue.name} seeks {floors}")
+        self.is_ending_groups = True
         self.engine.seek(group, floors)
+        self.is_ending_groups = False
         self._count("seeks")
         gid = int(group.gid)
         for number, pair in self.oracle.pairs.items():
             if number[0] == gid:
-                pair.failures = 0
+                pair.attempts.reset(self.oracle.frame)
         for partition, floor in zip(queue.partitions, floors):
             pid = int(partition.pid)
             for number, pair in list(self.oracle.pairs.items()):
@@ -348,7 +365,7 @@ class World(Judge):
         else:
             pair.become(WAITS, self.oracle.frame)
             self.oracle.come_back(pair)
-        pair.failures = 0
+        pair.attempts.reset(self.oracle.frame)
         pair.targeted = True  # its place among those of its key is lost
 
     def drop_group(self) -> None:
@@ -358,7 +375,9 @@ class World(Judge):
         group = self.chance.choice(list(queue.groups.values()))
         gid = int(group.gid)
         self._say(f"group {group.name} of {queue.name} ({gid}) is dropped")
+        self.is_ending_groups = True
         self.engine.drop_group(group)
+        self.is_ending_groups = False
         self._count("groups dropped")
         self._forget_group(gid)
         self.group_frames[gid] = (self.oracle.frame, "dropped")
@@ -377,7 +396,9 @@ class World(Judge):
             return
         gids = [int(group.gid) for group in queue.groups.values()]
         self._say(f"queue {queue.name} is deleted")
+        self.is_ending_groups = True
         self.engine.delete(queue)
+        self.is_ending_groups = False
         self._count("queues deleted")
         for gid in gids:
             self._forget_group(gid)
@@ -444,6 +465,7 @@ class World(Judge):
     def pass_time(self) -> None:
         seconds = self.chance.choice((0.01, 0.1, 1.0, 1.0, 5.0, 30.0, 400.0))
         until = self.loop.now + seconds
+        self.schedule.exact_from = self.loop.now if self.is_armed else 0.0
         while True:
             due = self.loop.next_timer()
             if due == 0.0 or due > until:
@@ -453,6 +475,11 @@ class World(Judge):
             if self.chance.random() < 0.5:
                 self._run_some()
         self.loop.now = until
+        self.schedule.exact_from = 0.0
+        if self.is_armed:
+            self.check_times()
+        else:
+            self.retention.missed()
 
     def hold(self) -> None:
         self.store.hold()
@@ -466,8 +493,6 @@ class World(Judge):
         self._say(f"CRASH, keeps {keep} of {self.store.unsynced()}; durable {self.oracle.durable}")
         self._count("crashes")
         self.store = self.store.crash(keep)
-        for pair in self.oracle.pairs.values():
-            pair.failures = -1
         self._start_again()
 
     def restart(self) -> None:
@@ -490,10 +515,24 @@ class World(Judge):
         self.old = []
         self.by_tag = {}
         self.oracle.in_hands = {}
+        self.schedule.restarted()
         self.buried_now = set()
         self.unkept_now = set()
         self._open()
         self._look_around()
+
+    def _come_to_a_standstill(self) -> None:
+        """Let everything happen that happens by itself now; then no work may be left with room for it."""
+        self.runner.end_turn()
+        self._run_all()
+        while 0.0 < self.loop.next_timer() <= self.loop.now:
+            self.loop.ring()
+            self._run_all()
+        self.runner.end_turn()
+        self._run_all()
+        self.counts["conserved"] = self.counts.get("conserved", 0) + self.conservation.check(
+            self.engine, self.loop.now
+        )
 
     def judge_turn(self) -> None:
         """What has happened since the last time must have been right."""
@@ -505,14 +544,20 @@ class World(Judge):
     def step(self) -> None:
         self.steps += 1
         self.engine.now = self.loop.now
+        self.strangers.try_one(self.engine, self.old)
         what = self.chance.choices(list(ACTIONS), list(ACTIONS.values()))[0]
         self.doing = what
         getattr(self, what)()
+        self.is_armed = self.is_armed and what == "pass_time"
         self.engine.now = self.loop.now
         if self.chance.random() < 0.8:
             self.runner.end_turn()
+            self.is_armed = True
             self._run_some()
         self.judge_turn()
+        if self.chance.random() < 0.3:
+            self._come_to_a_standstill()
+            self.judge_turn()
         if self.steps % 50 == 0:
             self.oracle.forget_durable_past()
         if self.steps % 2500 == 0:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import random
+from collections.abc import Sequence
 
 from sluice.store.embedded import Files
 
@@ -23,6 +24,17 @@ LAID_OUT_BYTES = 4096
 
 class PowerCut(Exception):
     """The machine is off."""
+
+
+def check_power_cut(failures: Sequence[Exception]) -> None:
+    """Fail unless the store failed because the power was cut.
+
+    The store turns every exception in its threads into a failure of its own. Without this check, an
+    assertion of the double (or a bug of the writer) would look like one more power cut.
+    """
+    for failure in failures:
+        if not isinstance(failure.__cause__, PowerCut):
+            raise AssertionError(f"the store failed without a power cut: {failure}") from failure
 
 
 class Inode:
@@ -96,6 +108,16 @@ class Disk(Files):
     def _check(self) -> None:
         if self._off:
             raise PowerCut("the power is cut")
+
+    # -- for tests that look at files or put them there
+
+    def files(self) -> dict[str, bytes]:
+        return {path: bytes(inode.data) for path, inode in self._names.items()}
+
+    def put(self, path: str, data: bytes) -> None:
+        inode = self._names[path] = self._synced_names[path] = Inode()
+        inode.data = bytearray(data)
+        inode.synced = data
 
     # -- what Files does
 

@@ -243,6 +243,24 @@ def test_a_large_snapshot_is_wanted_after_a_multiple_of_its_own_size(store: Stor
     assert store.store.wants_snapshot()
 
 
+def test_a_segment_that_is_sealed_early_is_read_and_given_back_like_a_full_one(store: StoreUnderTest) -> None:
+    before = store.commit(message(1, b"before"), note(2))
+    if not store.store.seal():
+        assert store.redis, "only Redis has no use for it"
+        return
+    assert not store.store.seal(), "nothing was written since"
+    assert store.store.wants_snapshot()
+    behind = store.commit(message(3, b"behind"))
+    assert behind[0] >> 32 == (before[0] >> 32) + 1
+    assert [row.seq for row in store.scan(1)] == [1]
+    store.reopen()
+    assert [record.seq for record in store.past.records] == [1, 2, 3]
+    assert store.bodies([before[0], behind[0]]) == [b"before", b"behind"]
+    store.snapshot(b"s", free=[1])
+    assert list(store.store.segment_sizes()) == [2]
+    assert [row.seq for row in store.reopen().past.rows] == [3]
+
+
 def test_segment_sizes_name_every_segment_with_the_active_one_last(store: StoreUnderTest) -> None:
     store.fill_segment(0)
     store.commit(message(1000, b"z" * 100))

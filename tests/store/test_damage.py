@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from sluice.errors import StoreDamaged, StoreError, StoreUnknown
-from sluice.store.embedded.frames import FRAME_BYTES
+from sluice.store.embedded.frames import FRAME_BYTES, frame_head
 from sluice.store.pace import SMALL
-from tests.store.hands import StoreUnderTest, message, note
+from tests.store.hands import StoreUnderTest, frame_of, message, note
 
 
 class Kept:
@@ -212,15 +212,25 @@ def test_a_damaged_message_of_a_full_segment_reads_as_none_and_its_neighbours_do
     store.store.close()
 
 
-def test_a_full_segment_that_lost_its_end_gives_what_it_has_and_says_so(kept: Kept) -> None:
+@pytest.mark.parametrize("lost", [5000, 30_000], ids=["the end", "half"])
+def test_a_full_segment_that_lost_its_end_is_damage(kept: Kept, lost: int) -> None:
     kept.fill(full_segments)
+    everything = kept.seqs()
     path = kept.path("00000001.log")
-    path.write_bytes(path.read_bytes()[:-5000])
-    store = kept.open()
-    assert "00000001.log is shorter than it was by 5000 B" in store.report.notes[0]
-    answers = store.read([row.address for row in store.past.rows])
-    assert 4 <= answers.count(None) <= 6
-    store.store.close()
+    size = path.stat().st_size - lost
+    path.write_bytes(path.read_bytes()[:size])
+    index = kept.path("00000001.idx").read_bytes()
+    with pytest.raises(
+        StoreDamaged, match=rf"00000001.log is damaged at byte {size}: .* had {lost} bytes more .*--salvage"
+    ):
+        kept.open()
+    assert kept.path("00000001.idx").read_bytes() == index, "a refusal changes nothing"
+    left = kept.seqs(salvage=True)
+    gone = [seq for seq in everything if seq not in left]
+    assert gone == [seq for _, seq in kept.report.lost]
+    assert lost // 1100 <= len(gone) <= lost // 1000 + 1
+    assert f"with {len(gone)} messages in them" in kept.report.notes[0]
+    assert kept.seqs() == left, "the next start needs no salvage"
 
 
 # -- indexes and snapshots
@@ -348,16 +358,80 @@ def test_a_later_layout_is_left_alone(kept: Kept) -> None:
         kept.open()
 
 
-def test_a_lost_or_damaged_layout_is_not_replaced_by_a_new_one(kept: Kept) -> None:
-    kept.fill(ten_frames)
+def lose_layout(kept: Kept, harm: str) -> None:
+    if harm == "lost":
+        kept.path("layout").unlink()
+    elif harm == "empty":
+        kept.path("layout").write_bytes(b"")
+    else:
+        kept.flip("layout", 14)
+
+
+@pytest.mark.parametrize("work", [ten_frames, full_segments])
+@pytest.mark.parametrize("harm", ["lost", "flipped", "empty"])
+def test_a_lost_or_damaged_layout_is_written_again_and_nothing_is_lost(
+    kept: Kept, harm: str, work: Callable[[StoreUnderTest], None]
+) -> None:
+    kept.fill(work)
+    everything = kept.seqs()
     good = kept.path("layout").read_bytes()
-    kept.flip("layout", 14)
-    with pytest.raises(StoreDamaged, match="layout is damaged"):
-        kept.open()
+    lose_layout(kept, harm)
+    assert kept.seqs() == everything
+    assert f"layout is {'missing' if harm == 'lost' else 'damaged'}" in kept.report.notes[0]
+    assert kept.path("layout").read_bytes() == good
+    assert kept.seqs() == everything and kept.report.notes == []
+
+
+def test_the_layout_of_a_log_with_one_frame_is_written_again(kept: Kept) -> None:
+    kept.fill(lambda store: store.commit(message(1)))
+    good = kept.path("layout").read_bytes()
     kept.path("layout").unlink()
-    with pytest.raises(StoreDamaged, match="the file is missing"):
+    assert kept.seqs() == [1]
+    assert kept.path("layout").read_bytes() == good
+
+
+def test_payloads_that_look_like_frames_do_not_pass_for_the_salt_of_the_log(kept: Kept) -> None:
+    record = frame_of([message(7)])
+    fake = b"".join(frame_head(len(record), 1, 0, lsn, 12345) + record for lsn in range(1, 100))
+
+    def work(store: StoreUnderTest) -> None:
+        for seq in range(3):
+            store.commit(message(seq, fake))
+
+    kept.fill(work)
+    good = kept.path("layout").read_bytes()
+    kept.path("layout").unlink()
+    assert kept.seqs() == [0, 1, 2]
+    assert kept.path("layout").read_bytes() == good
+
+
+def test_a_lost_layout_and_a_broken_first_frame_cost_that_frame_alone(kept: Kept) -> None:
+    kept.fill(ten_frames)
+    kept.path("layout").unlink()
+    kept.flip("00000001.log", 20)  # in the lsn of the first frame: its header gives another salt now
+    with pytest.raises(StoreDamaged, match=r"00000001.log is damaged at byte 0"):
         kept.open()
-    kept.path("layout").write_bytes(good)
+    assert not kept.path("layout").exists(), "a refusal changes nothing"
+    assert kept.seqs(salvage=True) == list(range(1, 10))
+
+
+def test_a_lost_layout_of_a_log_without_frames_is_written_again(kept: Kept) -> None:
+    kept.fill(lambda store: None)
+    kept.path("layout").unlink()
+    assert kept.seqs() == []
+    kept.fill(ten_frames)
+    assert kept.seqs() == list(range(10)) and kept.report.notes == []
+
+
+def test_a_lost_layout_of_a_log_that_cannot_be_read_is_refused_and_salvaged(kept: Kept) -> None:
+    kept.fill(lambda store: store.commit(message(1)))
+    kept.path("layout").unlink()
+    kept.path("00000001.log").write_bytes(b"no frame" * 100)
+    with pytest.raises(StoreDamaged, match=r"layout is damaged.*do not agree on the salt"):
+        kept.open()
+    assert not kept.path("layout").exists()
+    assert kept.seqs(salvage=True) == []
+    kept.fill(ten_frames)
     assert kept.seqs() == list(range(10))
 
 

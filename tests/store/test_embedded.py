@@ -267,6 +267,37 @@ def test_a_write_that_the_system_takes_in_pieces_is_whole(
     store.store.close()
 
 
+def test_the_rest_of_a_write_that_the_system_takes_in_pieces_is_synced_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RWF_DSYNC covers the bytes of its own call alone: what the system did not take needs an fdatasync."""
+    calls: list[str] = []
+    whole_pwritev, whole_pwrite, whole_fdatasync = os.pwritev, os.pwrite, os.fdatasync
+
+    def pwritev(fd: int, parts: list[bytes], at: int, flags: int = 0) -> int:
+        calls.append("write")
+        return whole_pwritev(fd, [parts[0][:9]], at, flags)
+
+    def pwrite(fd: int, data: bytes, at: int) -> int:
+        calls.append("write")
+        return whole_pwrite(fd, data[:100], at)
+
+    def fdatasync(fd: int) -> None:
+        calls.append("sync")
+        whole_fdatasync(fd)
+
+    files = Files()
+    fd = files.create(str(tmp_path / "log"))
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    files.write_synced(fd, [b"head", b"body" * 100], 0)
+    monkeypatch.undo()
+    assert files.read(fd, 500, 0) == b"head" + b"body" * 100
+    assert calls.count("sync") == 1 and calls[-1] == "sync" and len(calls) > 3
+    files.close(fd)
+
+
 def test_a_loop_that_closed_first_does_not_keep_the_store_from_closing(tmp_path: Path) -> None:
     class ClosedLoop(Hands):
         def call_soon(self, *args: object) -> None:

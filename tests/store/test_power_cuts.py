@@ -21,7 +21,7 @@ import pytest
 from sluice.errors import StoreDamaged
 from sluice.store.embedded.frames import frame_head
 from sluice.store.protocol import NOTE
-from tests.store.disk import Disk, PowerCut
+from tests.store.disk import Disk, PowerCut, check_power_cut
 from tests.store.hands import Made, StoreUnderTest, frame_of, message, note
 
 CUTS = 150 * (40 if os.environ.get("SLUICE_LONG") else 1)
@@ -92,6 +92,8 @@ class Rig:
             while not self.store.failures:
                 self.step()
             self.store.store.close()
+            self.store.hands.turn_once()  # a failure that the threads reported last
+            check_power_cut(self.store.failures)
             self.cuts += 1
             self.go_down(0.3)
             self.store = self.open()
@@ -109,6 +111,8 @@ class Rig:
         lot = self.draw.random()
         if lot < 0.06 or self.store.store.wants_snapshot():
             self.snapshot()
+        elif lot < 0.08:
+            self.store.store.seal()
         elif lot < 0.2 and self.live:
             self.commit(sorted(self.live)[:3], [])  # compaction: the oldest written again, further on
         else:
@@ -211,6 +215,8 @@ def test_a_kill_at_any_change_and_then_a_power_cut_loses_nothing(lot: int) -> No
                 if seq % 5 == 0:
                     store.store.snapshot([b""], [1], lambda: None)
         store.store.close()
+        store.hands.turn_once()
+        check_power_cut(store.failures)
         disk.restart()
         store.reopen().store.close()
         disk.reboot()
@@ -229,6 +235,12 @@ class DiskThatLies(Disk):
             super().sync(fd)
         self._change()
         self._check()
+
+    def write_synced(self, fd: int, parts: list[bytes], at: int) -> None:
+        if self.changes < 40:
+            super().write_synced(fd, parts, at)
+        else:
+            self.write(fd, parts, at)
 
 
 class DiskThatForgetsNames(Disk):

@@ -10,6 +10,7 @@ from time import process_time
 import pytest
 
 from sluice.errors import UnsupportedVersion
+from sluice.wire.decode import decode_publish
 from sluice.wire.packets import (
     Ack,
     Auth,
@@ -514,6 +515,18 @@ def test_a_lying_length_of_properties_makes_a_PUBLISH_malformed(length: bytes) -
 @pytest.mark.parametrize("body", ["", "00", "0001", "000261", "ffff61", "000161", "00016100"])
 def test_a_PUBLISH_whose_topic_or_packet_identifier_is_cut_is_malformed(version: int, body: str) -> None:
     assert refused(packet(0x32, bytes.fromhex(body)), version).reason == MALFORMED
+
+
+@BOTH
+@pytest.mark.parametrize("place", range(5))
+def test_a_topic_that_differs_from_the_last_one_in_one_byte_is_read(version: int, place: int) -> None:
+    last = b"a/b/c"
+    topic = bytearray(last)
+    topic[place] = ord("x")
+    body = text(bytes(topic)) + props(version) + b"payload"
+    assert decode_publish(body, 0, 0, len(body), version, last).topic == bytes(topic)
+    same = text(last) + props(version) + b"payload"
+    assert decode_publish(same, 0, 0, len(same), version, last).topic is last
 
 
 # --- PUBACK, PUBREC, PUBREL, PUBCOMP ---------------------------------------------------------------------------

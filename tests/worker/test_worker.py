@@ -223,6 +223,46 @@ async def test_jobs_that_take_long_are_extended_and_so_are_those_that_wait_behin
     assert attempts == [1, 1, 1]
 
 
+async def test_jobs_are_extended_again_when_a_lost_connection_is_back(
+    sluice_broker: VirtualBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, began = Worker(name="w", extend_seconds=10.0), []
+    go, reachable = asyncio.Event(), asyncio.Event()
+    dial = sluice_broker.dial
+
+    async def dial_when_reachable(protocol: asyncio.Protocol) -> None:
+        await reachable.wait()
+        await dial(protocol)
+
+    @app.task("jobs")
+    async def job(delivery: Delivery) -> None:
+        began.append(delivery.attempt)
+        await go.wait()
+
+    reachable.set()
+    monkeypatch.setattr(sluice_broker, "dial", dial_when_reachable)
+    async with sluice_broker.working(app) as running:
+        await sluice_broker.publish("jobs", b"")
+        await sluice_broker.settle(handlers=False)
+        reachable.clear()
+        sluice_broker.cut_lines()
+        await sluice_broker.advance(seconds=11, handlers=False)  # one extension falls into this time
+        assert not running.client.is_connected
+        reachable.set()
+        await running.client.wait_connected()
+        await sluice_broker.settle(handlers=False)
+        async with sluice_broker.client("w-2") as other:
+            waiting = other.consumer("jobs")
+            await waiting.open()
+            await sluice_broker.advance(minutes=10, handlers=False)
+            assert waiting.buffered == 0, "the job was given to another worker"
+            go.set()
+            await sluice_broker.settle()
+        assert running.done_count == 1
+    assert began == [1]
+    assert sluice_broker.ledger("jobs", "w").acked == 1
+
+
 async def test_a_job_that_takes_longer_than_its_timeout_has_failed(sluice_broker: VirtualBroker) -> None:
     app = Worker(name="w")
 

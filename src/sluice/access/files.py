@@ -25,14 +25,20 @@ T = TypeVar("T")
 
 class Watched(Generic[T]):
     """What `read` makes of a file's text. `read` raises ValueError, with words, for text that it cannot use: at the
-    start that is a refusal, later the last good content stays in force and the log says why. Any thread may ask."""
+    start that is a refusal, later the last good content stays in force and the log says why. Any thread may ask.
+    `check_change` is given the content in force and the new text and content, and raises ValueError likewise."""
 
     def __init__(
-        self, path: Path, read: Callable[[str], T], clock: Callable[[], float] = time.monotonic
+        self,
+        path: Path,
+        read: Callable[[str], T],
+        clock: Callable[[], float] = time.monotonic,
+        check_change: Callable[[T, str, T], None] | None = None,
     ) -> None:
         self.path = path
         self._read = read
         self._clock = clock
+        self._check_change = check_change
         self._lock = threading.Lock()
         self._seen = _mark(path)
         self._next_look = clock() + LOOK_SECONDS
@@ -58,7 +64,11 @@ class Watched(Generic[T]):
             return
         self._seen = mark
         try:
-            self._content = self._read(_text_of(self.path))
+            text = _text_of(self.path)
+            content = self._read(text)
+            if self._check_change is not None:
+                self._check_change(self._content, text, content)
+            self._content = content
         except (OSError, ValueError) as fault:
             log.error(
                 "file not taken, the one before stays in force",

@@ -43,7 +43,7 @@ LOOK_SECONDS: Final = 1.0
 
 _WRONG: Final = "wrong user name or password"  # the same words whichever it is
 _DISABLED: Final = "this user is disabled: ask who runs the server"
-_GUESSING: Final = "too many wrong passwords came from this address: try again in a minute"
+_GUESSING: Final = "too many wrong passwords came for this user from this address: try again in a minute"
 CertificateUser = Literal["off", "cn", "san"]
 
 # Without a rules file: whoever has come in may do everything but manage queues, which takes the role admin.
@@ -89,6 +89,12 @@ class Gate:
         self._looking: asyncio.TimerHandle | None = None
         self._rules_seen = rules.version if rules is not None else 0
         self._users_seen = passwords.users.version if passwords is not None else 0
+
+    @property
+    def ambient(self) -> bool:
+        """Whether a client can get in without a secret that it sends: anonymously, or by a certificate, which a
+        browser shows for every page."""
+        return self._anonymous or self._certificate_user != "off"
 
     # ---- a CONNECT
 
@@ -151,9 +157,9 @@ class Gate:
             return
         loop = self._loop
         if loop is None:  # not in a loop: nobody else waits
-            reply(self._judged(passwords.check(name, password), caller))
+            reply(self._judged(passwords.check(name, password), name, caller))
             return
-        wait = self._attempts.wait(caller.address, LONGEST_WAIT)
+        wait = self._attempts.wait(name, caller.address, LONGEST_WAIT)
         if wait < 0:
             reply(Verdict(CONNECTION_RATE_EXCEEDED, _GUESSING))
             return
@@ -163,16 +169,16 @@ class Gate:
                 reply(Verdict(SERVER_BUSY, "too many clients are being checked: try again in a few seconds"))
 
         def looked(user: User | None) -> None:  # in a thread
-            loop.call_soon_threadsafe(lambda: reply(self._judged(user, caller)))
+            loop.call_soon_threadsafe(lambda: reply(self._judged(user, name, caller)))
 
         if wait:
             loop.call_later(wait, look)
         else:
             look()
 
-    def _judged(self, user: User | None, caller: Caller) -> Verdict:
+    def _judged(self, user: User | None, name: str, caller: Caller) -> Verdict:
         if user is None:
-            self._attempts.failed(caller.address)
+            self._attempts.failed(name, caller.address)
             return Verdict(BAD_USER_NAME_OR_PASSWORD, _WRONG)
         return self._as_user(user, caller)
 
@@ -316,13 +322,14 @@ class Proofs:
         if user is None:
             address = host_of(peer)
             with self._passwords.turns:  # many guesses that come at once are judged one after the other
-                if self._attempts.wait(address, 0.0) != 0.0:
+                if self._attempts.wait(name, address, 0.0) != 0.0:
                     raise NotAuthenticated(
-                        "too many wrong passwords came from this address", "Try again in a minute"
+                        "too many wrong passwords came for this user from this address",
+                        "Try again in a minute",
                     )
                 user = self._passwords.check(name, given)
                 if user is None:
-                    self._attempts.failed(address)
+                    self._attempts.failed(name, address)
         return Identity(user.name, user.role) if user is not None and user.role is not None else None
 
 

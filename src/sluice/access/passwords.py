@@ -21,50 +21,61 @@ from sluice.access.users import User, hash_of_nobody, verify
 REMEMBER_SECONDS: Final = 60.0  # a client that comes back is let in without hashing again
 MAX_REMEMBERED: Final = 10_000
 MAX_PENDING: Final = 256  # checks that wait for a thread
-FREE_FAILURES: Final = 5  # of one address, before it has to wait
+FREE_FAILURES: Final = 5  # of one user from one address, before the next attempt has to wait
+FREE_OF_ADDRESS: Final = 100  # of one address, whatever the users: clients behind a proxy share theirs
 FORGIVE_SECONDS: Final = 30.0  # for each failure
 FIRST_PAUSE: Final = 1.0  # between two looks at passwords from an address that guesses; doubles up to
 LONGEST_PAUSE: Final = 60.0
-MAX_ADDRESSES: Final = 10_000
+MAX_KNOWN: Final = 10_000
+MAX_NAME: Final = 256  # characters of a user name that count
 
 Clock = Callable[[], float]
 
 
 class Attempts:
-    """How often each address was wrong lately. Any thread may ask. An IPv6 network of one customer (/64) is one
-    address: whoever has one, has 2^64."""
+    """How often each user was tried with a wrong password lately, by address. Any thread may ask.
+
+    Counted by user and address, so that nobody behind the same proxy has to wait for another one's guesses; and by
+    address alone from many more failures on, so that one address cannot try all users. An IPv6 network of one customer
+    (/64) is one address: whoever has one, has 2^64.
+    """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._known: dict[
             str, tuple[float, float]
-        ] = {}  # by address: the end of its last pause, when all is forgiven
+        ] = {}  # by user and address, and by address: the end of its last pause, when all is forgiven
 
-    def wait(self, address: str, longest: float) -> float:
-        """Seconds until its next attempt is looked at, which is then its own; -1.0 when that is more than `longest`."""
-        key = _network_of(address)
-        with self._lock:
-            free_at, forgiven_at = self._known.get(key, (0.0, 0.0))
-            now = self._clock()
-            excess = (forgiven_at - now) / FORGIVE_SECONDS - FREE_FAILURES
-            if excess <= 0:
-                return 0.0
-            at = max(now, free_at)
-            if at - now > longest:
-                return -1.0
-            self._known[key] = (at + min(FIRST_PAUSE * 2.0 ** min(excess, 10.0), LONGEST_PAUSE), forgiven_at)
-            return at - now
-
-    def failed(self, address: str) -> None:
-        key = _network_of(address)
+    def wait(self, user: str, address: str, longest: float) -> float:
+        """Seconds until the next attempt is looked at, which is then its own; -1.0 when that is more than `longest`."""
         with self._lock:
             now = self._clock()
-            free_at, forgiven_at = self._known.pop(key, (0.0, 0.0))
-            if len(self._known) >= MAX_ADDRESSES:
-                self._known.pop(next(iter(self._known)))  # the one that has been quiet for longest
-            worst = now + FORGIVE_SECONDS * (FREE_FAILURES + 10)
-            self._known[key] = (free_at, min(max(forgiven_at, now) + FORGIVE_SECONDS, worst))
+            wait = 0.0
+            pauses: dict[str, tuple[float, float]] = {}
+            for key, free in _keys_of(user, address):
+                free_at, forgiven_at = self._known.get(key, (0.0, 0.0))
+                excess = (forgiven_at - now) / FORGIVE_SECONDS - free
+                if excess <= 0:
+                    continue
+                at = max(now, free_at)
+                if at - now > longest:
+                    return -1.0
+                pause = min(FIRST_PAUSE * 2.0 ** min(excess, 10.0), LONGEST_PAUSE)
+                pauses[key] = (at + pause, forgiven_at)
+                wait = max(wait, at - now)
+            self._known |= pauses
+            return wait
+
+    def failed(self, user: str, address: str) -> None:
+        with self._lock:
+            now = self._clock()
+            for key, free in _keys_of(user, address):
+                free_at, forgiven_at = self._known.pop(key, (0.0, 0.0))
+                if len(self._known) >= MAX_KNOWN:
+                    self._known.pop(next(iter(self._known)))  # the one that has been quiet for longest
+                worst = now + FORGIVE_SECONDS * (free + 10)
+                self._known[key] = (free_at, min(max(forgiven_at, now) + FORGIVE_SECONDS, worst))
 
     def __len__(self) -> int:
         return len(self._known)
@@ -146,6 +157,12 @@ def host_of(peer: str) -> str:
     if peer.startswith("["):
         return peer[1:].partition("]")[0]
     return peer.partition(":")[0] if peer.count(":") == 1 else peer
+
+
+def _keys_of(user: str, address: str) -> tuple[tuple[str, int], tuple[str, int]]:
+    """What an attempt is counted under, and how many failures of each are free."""
+    network = _network_of(address)
+    return (f"{network} {user[:MAX_NAME]}", FREE_FAILURES), (network, FREE_OF_ADDRESS)
 
 
 def _network_of(address: str) -> str:

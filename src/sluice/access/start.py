@@ -11,7 +11,7 @@ from sluice.access.passwords import Attempts, Passwords
 from sluice.access.rules import read_rules
 from sluice.access.settings import AuthSettings
 from sluice.access.tokens import read_tokens
-from sluice.access.users import read_users
+from sluice.access.users import check_users_change, read_users
 from sluice.errors import ConfigError
 
 
@@ -24,7 +24,11 @@ def access_for(
         if path is not None:
             warn_if_open(path)
     attempts = Attempts()
-    passwords = Passwords(Watched(auth.users, read_users)) if auth.users is not None else None
+    passwords = (
+        Passwords(Watched(auth.users, read_users, check_change=check_users_change))
+        if auth.users is not None
+        else None
+    )
     tokens = Watched(auth.tokens, read_tokens) if auth.tokens is not None else None
     jwts = None
     if auth.jwt.wanted:

@@ -27,6 +27,7 @@ from sluice.errors import ConfigError
 
 MAX_PASSWORD: Final = 1024  # bytes that are hashed for a stranger
 SHORTEST: Final = 8
+NO_USERS: Final = "# no users"  # a file without users has this line, unless something went wrong with it
 
 # One thread and 19 MiB, as OWASP has it: a pool of verifiers must not take the machine from the broker.
 HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19_456, parallelism=1)
@@ -54,6 +55,18 @@ def read_users(text: str) -> dict[str, User]:
     if document or not isinstance(table, dict):
         raise ValueError('it has something else than tables [user."name"]')
     return {name: _read_user(name, given) for name, given in table.items()}
+
+
+def check_users_change(before: Mapping[str, User], text: str, after: Mapping[str, User]) -> None:
+    """Refuse a file that lost all of its users: everybody would be disconnected.
+
+    An editor that writes in two steps leaves such a file for a moment, and a full disk for longer.
+    `sluice user remove` marks it as intended.
+    """
+    if before and not after and NO_USERS not in text:
+        raise ValueError(
+            f"it has no users any more; if that is on purpose, write the line {NO_USERS!r} in it"
+        )
 
 
 def _read_user(name: str, given: object) -> User:
@@ -87,6 +100,8 @@ def fault_of_user_name(name: str) -> str:
 
 def write_users(path: Path, users: Mapping[str, User]) -> None:
     lines = ["# Written by `sluice user`; read again by a running server when it changes."]
+    if not users:
+        lines.append(NO_USERS)
     for user in users.values():
         lines += ["", f"[user.{_quoted(user.name)}]", f"password = {_quoted(user.hash)}"]
         if user.role is not None:

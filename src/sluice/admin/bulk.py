@@ -44,7 +44,7 @@ from sluice.queues.cursor import Cursor
 from sluice.queues.group import Group
 from sluice.queues.journal import Frame
 from sluice.queues.losses import begin_anew, first_lost
-from sluice.queues.names import RESPONSES, fault_of_group, fault_of_name
+from sluice.queues.names import RESPONSES, fault_of_name, fault_of_new_group
 from sluice.queues.partition import Partition
 from sluice.queues.queue import Queue
 from sluice.queues.start import start_floors
@@ -245,7 +245,7 @@ class BulkDesk:
         if found is None:
             if not create:
                 raise _no_group(queue, group)
-            fault = fault_of_group(group)
+            fault = fault_of_new_group(group)
             if fault:
                 raise InvalidQueueConfig(f"{group!r} cannot be a group", fault)
             found = hands.engine.group(queue, group, floors)

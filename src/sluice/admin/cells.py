@@ -20,9 +20,9 @@ from sluice.admin.bulk_views import Batch, Committed, Repair, Target
 from sluice.admin.figures import Figures, Tally
 from sluice.admin.hands import plain
 from sluice.admin.service import AdminService
-from sluice.admin.views import NodeView, OwnerView, QueueDetail, QueueView, StoreView
+from sluice.admin.views import LossView, NodeView, OwnerView, QueueDetail, QueueView, StoreView
 from sluice.cluster.directory import Directory
-from sluice.errors import StoreError
+from sluice.errors import StoreError, UnknownLoss
 from sluice.message import Message
 
 # Methods whose first argument is a queue, and those whose first is a client.
@@ -120,6 +120,18 @@ class CellsService(AdminService):
     async def store(self) -> StoreView:
         return self._added([await one.store() for one in list(self._services().values())])
 
+    async def losses(self) -> list[LossView]:
+        services = list(self._services().values())
+        return sorted(
+            [loss for one in services for loss in await one.losses()],
+            key=lambda loss: loss.cell,
+        )
+
+    async def confirm_loss(self, cell: int) -> LossView:
+        if not 0 <= cell < self._directory.cells:
+            raise UnknownLoss(cell)
+        return await self.at(cell, f"cell {cell}").confirm_loss(cell)
+
     async def recent_store(self) -> StoreView:
         return self._added([await one.recent_store() for one in list(self._services().values())])
 
@@ -137,6 +149,7 @@ class CellsService(AdminService):
             bytes=sum(part.bytes for part in parts),
             owner=self._node,
             frame=sum(part.frame for part in parts),
+            frames_lost=sum(part.frames_lost for part in parts),
             queues=sorted((queue for part in parts for queue in part.queues), key=lambda queue: queue.name),
         )
 

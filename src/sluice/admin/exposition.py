@@ -22,6 +22,7 @@ from sluice.admin.figures import Figures, GroupFigures, QueueFigures, Tally
 from sluice.admin.service import AdminService
 from sluice.admin.views import NodeView, StoreGroupView, StoreView
 from sluice.metrics import LATENCY_BOUNDS
+from sluice.watermark import Watermark
 
 LINES_AT_ONCE: Final = 2000  # written before other askers get their turn
 
@@ -108,14 +109,14 @@ ProcessCollector(registry=_PROCESS)
 PlatformCollector(registry=_PROCESS)
 
 
-async def exposition(desk: Desk) -> bytes:
+async def exposition(desk: Desk, watermark: Watermark) -> bytes:
     """The whole page."""
     tally = _TALLIES.setdefault(desk, Tally())
     node, figures = await desk.ask(lambda service: _ask(service, tally))
     store = await desk.ask(lambda service: service.recent_store())
     lines: list[str] = []
     written: list[bytes] = []
-    for line in chain(_lines(node, figures), _store_lines(store)):
+    for line in chain(_lines(node, figures), _memory_lines(watermark), _store_lines(store)):
         lines.append(line)
         if len(lines) >= LINES_AT_ONCE:
             written.append("".join(lines).encode())
@@ -166,6 +167,11 @@ def _about(node: NodeView, figures: Figures) -> Iterator[str]:
         ("sluice_store_segments", "Segments of the log that the store keeps.", len(figures.segments)),
         ("sluice_store_bytes", "Bytes of those segments.", sum(figures.segments.values())),
         (
+            "sluice_store_losses_unconfirmed",
+            "Stores (one for each cell) with lost frames that no operator has confirmed.",
+            node.losses,
+        ),
+        (
             "sluice_scrape_seconds",
             "Of the broker's loop that this copy of its figures took.",
             figures.seconds,
@@ -173,6 +179,26 @@ def _about(node: NodeView, figures: Figures) -> Iterator[str]:
         ("sluice_scrape_longest_slice_seconds", "The longest that MQTT waited for it.", figures.longest),
     ):
         yield _head(name, "gauge", help_text)
+        yield f"{name} {value}\n"
+
+
+def _memory_lines(watermark: Watermark) -> Iterator[str]:
+    for name, kind, help_text, value in (
+        ("sluice_memory_bytes", "gauge", "Memory of the process, without pages of files.", watermark.used),
+        (
+            "sluice_memory_limit_bytes",
+            "gauge",
+            "Above it messages are refused; 0: no limit.",
+            watermark.limit,
+        ),
+        (
+            "sluice_memory_refused_total",
+            "counter",
+            "Messages and uploads that were refused because memory was above its limit.",
+            watermark.refused,
+        ),
+    ):
+        yield _head(name, kind, help_text)
         yield f"{name} {value}\n"
 
 
@@ -188,6 +214,10 @@ def _store_lines(store: StoreView) -> Iterator[str]:
     """What a store that others can look into says by itself."""
     yield _head("sluice_store_up", "gauge", "1: the store takes writes and answers.")
     yield f"sluice_store_up {int(store.healthy)}\n"
+    yield _head(
+        "sluice_store_frames_lost_total", "counter", "Frames that the store had confirmed and has lost."
+    )
+    yield f"sluice_store_frames_lost_total {store.frames_lost}\n"
     if not store.queues:
         return
     labelled = [(f'{{queue="{escape(queue.name)}"', queue) for queue in store.queues]

@@ -10,7 +10,7 @@ from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import LEASED, WAITING, Lease
 from sluice.queues.group import Group
 from sluice.queues.ports import Consumer
-from sluice.queues.rules import STRICT
+from sluice.queues.rules import ANY_ORDER, STRICT
 
 
 def lag_of(group: Group) -> int:
@@ -33,6 +33,8 @@ def diagnose_group(hands: Hands, group: Group, name_it: bool) -> list[Finding]:
 def _obstacles(hands: Hands, group: Group) -> list[Finding]:
     if not group.consumers:
         return [_nobody(group)]
+    if all(consumer.prefetch == 0 for consumer in group.consumers):
+        return [_all_draining(group)]
     now = hands.engine.now
     serving = [consumer for consumer in group.consumers if consumer.cursors]
     waiting = sum(int(cursor.waiting()) for cursor in group.cursors)
@@ -74,6 +76,15 @@ def _nobody(group: Group) -> Finding:
         "no-consumer",
         f"nobody consumes for group {group.name}, in which {lag}",
         words.start_worker(queue.name, group.name),
+    )
+
+
+def _all_draining(group: Group) -> Finding:
+    names = ", ".join(consumer.client for consumer in group.consumers[:5])
+    return Finding(
+        "draining",
+        f"every consumer of group {group.name} is stopping and takes nothing more (prefetch 0): {names}",
+        words.start_worker(group.queue.name, group.name),
     )
 
 
@@ -193,7 +204,7 @@ def _in_work(group: Group, out: int, now: float) -> Finding:
 
 def _standby(group: Group, serving: list[Consumer]) -> list[Finding]:
     """Consumers that get nothing because others have all partitions: worth knowing for whoever watches one of them."""
-    idle = [consumer for consumer in group.consumers if not consumer.cursors]
+    idle = [consumer for consumer in group.consumers if not consumer.cursors and consumer.prefetch > 0]
     if not idle:
         return []
     names = ", ".join(consumer.client for consumer in idle[:5]) + (" ..." if len(idle) > 5 else "")
@@ -215,8 +226,9 @@ def _standby(group: Group, serving: list[Consumer]) -> list[Finding]:
         return [
             Finding(
                 "standby",
-                f"{have}: consumers of priority {highest} come first",
-                "Give all the same consumer-priority, or leave it: who stands by takes over when those are gone",
+                f"{names} {'has' if len(idle) == 1 else 'have'} a lower consumer-priority than {highest}, and "
+                f"{'gets' if len(idle) == 1 else 'get'} only what consumers of that priority have no room for",
+                "Give all the same consumer-priority, or leave it",
                 is_fault=False,
             )
         ]
@@ -226,7 +238,8 @@ def _standby(group: Group, serving: list[Consumer]) -> list[Finding]:
         return [
             Finding(
                 "standby",
-                f"{have}: {gone.client} {state}, and others serve its partitions",
+                f"{names} {'has' if len(idle) == 1 else 'have'} no partition: {gone.client} {state}, and others "
+                "serve its partitions",
                 words.consumers(queue.name),
                 is_fault=False,
             )
@@ -241,10 +254,13 @@ def _standby(group: Group, serving: list[Consumer]) -> list[Finding]:
                 is_fault=False,
             )
         ]
+    if queue.rules.ordering == ANY_ORDER:
+        return []  # without an order, a consumer needs no partition
     return [
         Finding(
             "standby",
-            f"{have}: the queue has {words.count_of(len(queue.partitions), 'partition')} for "
+            f"{have} for messages with a key: the queue has "
+            f"{words.count_of(len(queue.partitions), 'partition')} for "
             f"{words.count_of(len(group.consumers), 'consumer')}",
             words.configure(queue.name, "partitions", str(len(group.consumers))),
             is_fault=False,

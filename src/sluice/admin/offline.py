@@ -1,7 +1,9 @@
-"""The books of a store whose broker does not run: opened, counted one by one, and closed again.
+"""The books of a store whose broker does not run: opened to read only, counted one by one, and
+closed again.
 
-Opening is what a start does, and changes no more than that: the end of a log that a crash has cut short is taken off
-(none of it was ever acknowledged), and an index that is missing is made anew. Nothing else is written.
+The store is read as a start would read it, and no file of it is changed: a torn end of the log
+stays for the next start
+to cut off and report, and what is missing (an index, the `layout` file) stays missing.
 """
 
 from __future__ import annotations
@@ -31,7 +33,13 @@ class OpenStore(Protocol):
     """A kind of store that is kept in a directory. Whoever puts the rooms together knows which: `EmbeddedStore`."""
 
     def __call__(
-        self, directory: str, call_soon: Callable[..., object], on_failure: Callable[[Exception], None], /
+        self,
+        directory: str,
+        call_soon: Callable[..., object],
+        on_failure: Callable[[Exception], None],
+        /,
+        *,
+        read_only: bool,
     ) -> Any: ...
 
 
@@ -41,7 +49,7 @@ class StoreReport:
     queues: int = 0
     messages: int = 0
     segments: int = 0
-    torn_bytes: int = 0  # taken off the end: of a commit that a crash interrupted
+    torn_bytes: int = 0  # behind the last whole frame: the next start cuts them off
     notes: list[str] = field(default_factory=list)  # what recovery found worth telling
     faults: list[str] = field(
         default_factory=list
@@ -52,14 +60,16 @@ def verify_store(directory: str | Path, open_store: OpenStore, bodies: bool = Tr
     """Count everything that a stopped broker's store holds; with `bodies`, read every message too. Refuses a directory
     that a broker has open, and one that is no store."""
     folder = Path(directory)
-    if not folder.is_dir() or not any(folder.iterdir()):
+    if not folder.is_dir():
         raise StoreError(
             f"there is no store in {folder}", "Give the directory that sluice serve --data was given"
         )
     report = StoreReport(str(folder))
     answers: threads.SimpleQueue[tuple[Callable[..., object], tuple[object, ...]]] = threads.SimpleQueue()
     failures: list[Exception] = []
-    store = open_store(str(folder), lambda call, *args: answers.put((call, args)), failures.append)
+    store = open_store(
+        str(folder), lambda call, *args: answers.put((call, args)), failures.append, read_only=True
+    )
     engine = Engine(_no_templates, lambda: 0.0, codec=ZstdCodec())
     runner = Runner(engine, store, steady_time, _never, _nothing, _report)
     try:

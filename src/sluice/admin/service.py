@@ -7,6 +7,7 @@ Every method runs on the broker's loop, gives up the loop from time to time when
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 from sluice.admin import biography, diagnosis, letters, looking, messages, owners, publishing, words
@@ -20,6 +21,7 @@ from sluice.admin.views import (
     Diagnosis,
     GroupView,
     LetterFilter,
+    LossView,
     MessageView,
     NodeView,
     Outgoing,
@@ -37,7 +39,7 @@ from sluice.errors import GroupExists, InUse, InvalidQueueConfig, UnknownGroup, 
 from sluice.queues.engine import Engine
 from sluice.queues.group import Group
 from sluice.queues.ledger import verify_group, verify_queue
-from sluice.queues.names import fault_of_group
+from sluice.queues.names import fault_of_new_group
 from sluice.queues.runner import Runner
 from sluice.queues.start import start_floors
 
@@ -73,7 +75,8 @@ class AdminService:
 
     async def node(self) -> NodeView:
         self._hands.look()
-        return looking.node_view(self._hands, self._node, self._store_name, self._build)
+        view = looking.node_view(self._hands, self._node, self._store_name, self._build)
+        return replace(view, losses=len(self._store.losses()))
 
     async def nodes(self) -> list[NodeView]:
         return [await self.node()]
@@ -85,6 +88,14 @@ class AdminService:
     async def recent_store(self) -> StoreView:
         """The same, perhaps some seconds old."""
         return await self._store.recent_view()
+
+    async def losses(self) -> list[LossView]:
+        """Confirmed frames that the store has lost, and that no operator has confirmed to know of."""
+        return self._store.losses()
+
+    async def confirm_loss(self, cell: int) -> LossView:
+        """An operator knows of the loss of this cell: it is not reported any more."""
+        return await self._store.confirm_loss(cell)
 
     async def figures(self, tally: Tally) -> Figures:
         """A copy of everything that is counted."""
@@ -160,7 +171,7 @@ class AdminService:
 
     async def create_group(self, name: str, group: str, start: str = "earliest") -> GroupView:
         queue = self._hands.queue(name)
-        fault = fault_of_group(group)
+        fault = fault_of_new_group(group)
         if not fault and not publishing.can_be_sent(group):
             fault = "Give text that an MQTT packet can carry: no zero character, no lone surrogates"
         if fault:

@@ -106,6 +106,11 @@ def _why_it_waits(cursor: Cursor, seq: int, now: float) -> tuple[str, str]:
     group = cursor.group
     queue = group.queue
     consumer = cursor.consumer
+    if consumer is None and group.consumers:
+        return (
+            f"every consumer of group {group.name} is stopping (prefetch 0)",
+            words.start_worker(queue.name, group.name),
+        )
     if consumer is None:
         return f"nobody consumes for group {group.name}", words.start_worker(queue.name, group.name)
     if seq in cursor.gated():
@@ -119,6 +124,8 @@ def _why_it_waits(cursor: Cursor, seq: int, now: float) -> tuple[str, str]:
         finding = behind(blocker, now)
         return finding.what, finding.do
     obstacle = obstacle_of(consumer, now)
+    if obstacle is not None and not key and group.shares_work():
+        return f"no consumer of group {group.name} has room; {obstacle.what}", obstacle.do
     if obstacle is not None:
         return f"consumer {consumer.client} serves its partition, and {obstacle.what}", obstacle.do
     return f"its turn has not come; consumer {consumer.client} serves its partition", ""

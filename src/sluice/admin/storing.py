@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-from sluice.admin.views import StoreGroupView, StoreQueueView, StoreView
+from sluice.admin.views import LossView, StoreGroupView, StoreQueueView, StoreView
+from sluice.errors import StoreError, UnknownLoss
 
 FRESH_SECONDS: Final = 5.0  # how old an answer may be that a scrape gets
 
@@ -52,6 +53,65 @@ class StoreSums(Protocol):
     def queues(self) -> Mapping[str, QueueSums]: ...
 
 
+class RecordedLoss(Protocol):
+    @property
+    def first(self) -> int: ...
+    @property
+    def last(self) -> int: ...
+    @property
+    def frames(self) -> int: ...
+    @property
+    def times(self) -> int: ...
+    @property
+    def at(self) -> float: ...
+    @property
+    def queues(self) -> dict[str, int]: ...
+
+
+class LossRecord(Protocol):
+    """What a store knows of frames that it had confirmed and has lost."""
+
+    @property
+    def total(self) -> int: ...
+    @property
+    def unconfirmed(self) -> RecordedLoss | None: ...
+    def forget(self) -> None: ...
+
+
+class LossDesk:
+    """The losses of the store of one cell. `confirm` records that the loss up to a frame is known, and
+    returns False if the store has recorded another one since."""
+
+    def __init__(self, cell: int, record: LossRecord, confirm: Callable[[int], Awaitable[bool]]) -> None:
+        self.cell = cell
+        self._record = record
+        self._confirm = confirm
+
+    @property
+    def frames_lost(self) -> int:
+        return self._record.total
+
+    def view(self) -> LossView | None:
+        loss = self._record.unconfirmed
+        if loss is None:
+            return None
+        queues = dict(loss.queues)
+        return LossView(self.cell, loss.first, loss.last, loss.frames, loss.times, loss.at, queues)
+
+    async def confirm(self) -> LossView:
+        view = self.view()
+        if view is None:
+            raise UnknownLoss(self.cell)
+        try:
+            is_confirmed = await self._confirm(view.last)
+        except Exception as error:  # whatever the client library of the store raises
+            raise StoreError(f"the store does not answer: {error}", "Try again in a moment") from error
+        if not is_confirmed:
+            raise StoreError("another loss was recorded since", "Look at it, and confirm again")
+        self._record.forget()
+        return view
+
+
 class StoreDesk:
     """`fault_of` says what is wrong with the store, or nothing. `ask` asks it for its sums; a store that nobody else
     can look into has none. What `ask` raises is the store's fault, not the asker's."""
@@ -62,11 +122,13 @@ class StoreDesk:
         segment_sizes: Callable[[], dict[int, int]],
         fault_of: Callable[[], str] | None = None,
         ask: Callable[[], Awaitable[StoreSums]] | None = None,
+        losses: LossDesk | None = None,
     ) -> None:
         self._address = address
         self._segment_sizes = segment_sizes
         self._fault_of = fault_of
         self._ask = ask
+        self._losses = losses
         self._last: StoreView | None = None
         self._asked_at = 0.0
 
@@ -93,8 +155,19 @@ class StoreDesk:
             owner=sums.owner if sums is not None else "",
             frame=sums.frame if sums is not None else 0,
             queues=_queues_of(sums) if sums is not None else [],
+            frames_lost=self._losses.frames_lost if self._losses is not None else 0,
         )
         return self._last
+
+    def losses(self) -> list[LossView]:
+        """The loss that nobody has confirmed, if there is one."""
+        view = self._losses.view() if self._losses is not None else None
+        return [] if view is None else [view]
+
+    async def confirm_loss(self, cell: int) -> LossView:
+        if self._losses is None or self._losses.cell != cell:
+            raise UnknownLoss(cell)
+        return await self._losses.confirm()
 
     async def recent_view(self) -> StoreView:
         """The same for those who ask all the time: at most `FRESH_SECONDS` old."""

@@ -28,7 +28,9 @@ from sluice.admin.rest.line import CONNECTION, IDLE_SECONDS, Line
 from sluice.admin.rest.live import LiveFeed
 from sluice.broker.listener import ListenerError
 from sluice.cluster.directory import Directory
+from sluice.errors import SluiceError
 from sluice.notation import Address
+from sluice.watermark import Watermark
 
 if TYPE_CHECKING:
     from sluice.admin.grpc.server import GrpcTls
@@ -51,7 +53,8 @@ class AdminDoors:
     grpc_tls: GrpcTls | None = None
     max_body: int = MAX_BODY
     queues_enabled: bool = True
-    store_fault: Callable[[], str] = lambda: ""
+    store_fault: Callable[[], SluiceError | None] = lambda: None
+    watermark: Watermark | None = None  # the memory limit of the process
     bulk_door: Callable[[], BulkDoor] = BulkDoor  # made on the door's own loop
     directory: Directory | None = None  # of the cluster, if there is one
     far_tls: ssl.SSLContext | None = None  # how the HTTP doors of other nodes are known
@@ -167,6 +170,7 @@ class AdminThread:
             max_body=doors.max_body,
             queues_enabled=doors.queues_enabled,
             store_fault=doors.store_fault,
+            watermark=doors.watermark,
             bulk_door=doors.bulk_door(),
             directory=doors.directory,
             far_tls=doors.far_tls,

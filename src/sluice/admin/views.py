@@ -244,6 +244,7 @@ class NodeView:
     publishes_sent: int
     publishes_dropped: int
     stopping: bool
+    losses: int = 0  # stores of this node that have lost confirmed frames, which nobody has confirmed
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +283,20 @@ class StoreView:
     owner: str
     frame: int
     queues: list[StoreQueueView]
+    frames_lost: int = 0  # that it had confirmed, in its life
+
+
+@dataclass(frozen=True, slots=True)
+class LossView:
+    """Frames that a store had confirmed and has lost, until an operator confirms that they know."""
+
+    cell: int  # 0 for a broker alone
+    first: int
+    last: int
+    frames: int
+    times: int  # incidents
+    at: float  # of the latest
+    queues: dict[str, int]  # messages by queue, as far as it is known
 
 
 @dataclass(frozen=True, slots=True)

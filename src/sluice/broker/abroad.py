@@ -118,8 +118,9 @@ class Abroad:
 
     def captures_changed(self, captures: list[Capture]) -> None: ...
 
-    def when_known(self, known: Callable[[], None]) -> None:
-        """Call `known` when every node has heard of the filters of this cell."""
+    def when_known(self, known: Callable[[], None], late: Callable[[], None]) -> None:
+        """Call `known` when every node has heard of the filters of this cell, or `late` if one does
+        not in time."""
 
     def send_retained(self, subscription: Subscription) -> None:
         """Give a subscription what is retained for it in other cells."""

@@ -16,6 +16,7 @@ from sluice.broker.router import Router
 from sluice.broker.scheduler import Scheduler
 from sluice.clock import Deadline
 from sluice.errors import InvalidQueueConfig, InvalidQueueName
+from sluice.queues.config import MAX_CONFIG_BYTES
 from sluice.wire.packets import Publish
 
 PREFIX: Final = b"$admin/"
@@ -66,6 +67,10 @@ class AdminTopics(Deadline):
 
 
 def _json(payload: bytes) -> object:
+    if len(payload) > MAX_CONFIG_BYTES:
+        raise InvalidQueueConfig(
+            f"the configuration has {len(payload)} bytes", f"Give at most {MAX_CONFIG_BYTES}"
+        )
     try:
         value: object = json.loads(payload)
     except (ValueError, RecursionError) as fault:

@@ -2,6 +2,7 @@
 
 It is an asyncio protocol without the base class (duck typing is enough, and native classes have no foreign bases). A
 read is worked off in one pass over one `bytes` object; answers collect in `out` and leave once, at the end of the turn.
+A read that takes longer than `TURN_SECONDS` is worked off in slices, and the loop serves others between two of them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from sluice.broker.broker import Broker
     from sluice.broker.meter import Meter
     from sluice.broker.session import Session
+    from sluice.broker.subscribing import Subscribing
 
 NO_LIMIT: Final = 268_435_460  # the largest packet that MQTT can express
 FLUSH_AT: Final = 262_144  # bytes of output that are not kept until the end of the turn
@@ -40,6 +42,9 @@ REASON_STRING_COST: Final = (
     11  # at most: fixed header, length of the properties, identifier and length of the string
 )
 CONNECT_BYTES: Final = 524_288  # of a CONNECT: its five fields of 64 KiB, and properties
+PUBLISH_PROPERTIES: Final = 4096  # user properties of one PUBLISH
+TURN_SECONDS: Final = 0.01  # that the input of one connection may take before others are heard
+LOOK_BYTES: Final = 2048  # of input between two looks at the clock
 CLOSE_SECONDS: Final = 5.0  # how long a peer may take to read our last words
 
 
@@ -69,6 +74,10 @@ class Connection(Deadline):
         self._last_topic: bytes = b""  # of the last PUBLISH that came
         self._framer: Framer | None = None  # only while a packet is incomplete
         self._out: BytesWriter | None = None
+        self.resting: bool = False  # it had its share of this turn: the rest of its input waits
+        self.unfinished: Subscribing | None = None  # a SUBSCRIBE that takes more than one turn
+        self._left_over: bytes = b""  # input that was read and is not worked off
+        self._hurried: bool = False  # it ends: what is left is worked off at once
 
     # ---- the asyncio protocol
 
@@ -85,10 +94,16 @@ class Connection(Deadline):
             self.asking.append(data)  # read before we could stop reading
             return
         broker = self.broker
-        self.heard_at = broker.turn.begin()
         broker.counters.bytes_received += len(data)
+        if self.resting:
+            self._left_over += data  # read before we could stop reading
+            return
+        self.heard_at = broker.turn.begin()
         if self.choked:
             self._hold_back()
+        self._work_off(data)
+
+    def _work_off(self, data: bytes) -> None:
         framer = self._framer
         if framer is not None:
             data = framer.join(data)
@@ -106,7 +121,45 @@ class Connection(Deadline):
             meter.end()
 
     def eof_received(self) -> bool:
+        if self.resting:
+            self._hurried = True
+            self.go_on()
         return False
+
+    def go_on(self) -> None:
+        """Work off what was left of the input, or as much of it as one turn allows."""
+        if not self.resting or self.lost:
+            return
+        data = self._left_over
+        self._left_over = b""
+        self.resting = False
+        if not self.closing:
+            self.heard_at = self.broker.turn.begin()
+            try:
+                unfinished = self.unfinished
+                if unfinished is not None:
+                    self.unfinished = None
+                    unfinished.go_on()
+                if self.unfinished is not None:
+                    self._rest(data)
+                elif data and not self.closing:
+                    self._work_off(data)
+            except ProtocolViolation as fault:
+                self.refuse(fault)
+        if not self.resting and not self.deaf and not self.held and not self.lost:
+            self.transport.resume_reading()
+
+    def is_late(self) -> bool:
+        """Whether what it has sent has taken its share of this turn: others wait."""
+        return not self._hurried and self.broker.turn.time() - self.heard_at > TURN_SECONDS
+
+    def _rest(self, data: bytes) -> None:
+        """Read no more, and go on with `data` when others have had their turn."""
+        self._left_over = data
+        self.resting = True
+        if not self.deaf and not self.held:
+            self.transport.pause_reading()
+        self.broker.turn.go_on_later(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.lost = True
@@ -126,7 +179,7 @@ class Connection(Deadline):
         self.broker.turn.begin()
         if self.deaf:
             self.deaf = False
-            if not self.held:
+            if not self.held and not self.resting:
                 self.transport.resume_reading()
         session = self.session
         if session is not None:
@@ -141,7 +194,7 @@ class Connection(Deadline):
             and self.transport.get_write_buffer_size() > 2 * self.broker.limits.write_buffer_high
         ):
             self.deaf = True
-            if not self.held:
+            if not self.held and not self.resting:
                 self.transport.pause_reading()
 
     def hold(self) -> bool:
@@ -149,7 +202,7 @@ class Connection(Deadline):
         if self.held or self.closing:
             return False
         self.held = True
-        if not self.deaf:
+        if not self.deaf and not self.resting:
             self.transport.pause_reading()
         return True
 
@@ -157,7 +210,7 @@ class Connection(Deadline):
         if self.meter is not None and self.meter.waiting:
             return  # the store has caught up, and it still owes time for what it has published
         self.held = False
-        if not self.deaf and not self.lost:
+        if not self.deaf and not self.resting and not self.lost:
             self.transport.resume_reading()
 
     def ask(self) -> None:
@@ -201,6 +254,8 @@ class Connection(Deadline):
         size: i64 = len(data)
         at: i64 = 0
         needed: i64 = 0
+        look_at: i64 = LOOK_BYTES  # where the clock is looked at
+        most: i64 = PUBLISH_PROPERTIES if not self.trusted else NO_LIMIT
         while at < size:
             body = body_of(data, at, size)
             if body == 0:
@@ -223,7 +278,7 @@ class Connection(Deadline):
                     self.asking.append(data[end:])
                     return
             elif kind == PUBLISH:
-                packet = decode_publish(data, head & 15, body, end, self.version, self._last_topic)
+                packet = decode_publish(data, head & 15, body, end, self.version, self._last_topic, most)
                 self._last_topic = packet.topic
                 counters.publishes_received += 1
                 counters.publish_bytes_received += len(packet.payload)
@@ -239,6 +294,14 @@ class Connection(Deadline):
             if self.closing:
                 return
             at = end
+            if self.unfinished is not None:
+                self._rest(data[at:])
+                return
+            if at >= look_at:
+                look_at = at + LOOK_BYTES
+                if at < size and self.is_late():
+                    self._rest(data[at:])
+                    return
         if at < size:
             framer = Framer(int(limit))
             framer.keep(data, at, needed)

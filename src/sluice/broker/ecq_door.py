@@ -133,8 +133,8 @@ class EcqDoor:
         self._marks[nth] = keys.marks[spot]
         self._clients[nth] = name_hash(topic, len(WRITE), cut)
         self._waiting = nth + 1
-        if nth + 1 >= self.most:
-            self.catch_up()
+        if nth + 1 >= self.most or (packet.qos == 2 and session.sid):
+            self.catch_up()  # QoS 2: the value belongs into the frame of its packet id
         elif nth == 0:
             self._turn.put_off = self._catch_up
         session.router.hold_back(connection)

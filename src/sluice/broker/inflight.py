@@ -42,6 +42,9 @@ class Delivery:
         self.packet_id: i64 = 0  # once it is sent
         self.nth: i64 = 0  # the how manieth it was to be sent
         self.released: bool = False  # PUBREC has come; PUBCOMP has not
+        # QoS 2 to a persistent session: its packet id, or that PUBREC has come, is not stored yet.
+        # Until it is, nothing about this delivery is sent.
+        self.storing: bool = False
         self.consumer: QueueConsumer | None = None  # of a message from a queue
         self.lease: Lease | None = None  # the same, while it is this session's
         self.token: i64 = 0  # of that lease when it was sent: a later one is another delivery

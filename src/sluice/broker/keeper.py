@@ -41,6 +41,10 @@ class Keeper:
         self._turn.schedule()
         self._keeping.journal.add_receipt(publisher, tag)
 
+    def open_frame(self) -> i64:
+        """Return the number of the frame that is being made."""
+        return self._keeping.journal.frames
+
     def is_full(self) -> bool:
         """Whether more waits for the store than should."""
         return self._keeping.journal.size() > HELD_BYTES
@@ -107,17 +111,17 @@ class Keeper:
         mail = self._keeping.post(out.getvalue(), readers, expires, self._now())
         for delivery in deliveries:
             delivery.mail = mail
-            if delivery.qos == 2 and delivery.packet_id:
+            if delivery.storing:
                 self.note_sent(delivery)
 
     def note_sent(self, delivery: Delivery) -> None:
-        """A QoS 2 message is out under its packet id: only under that one may it be said again."""
+        """Store the packet id of a QoS 2 message: it may be sent again under that id alone."""
         mail = delivery.mail
         if mail is not None:
             self._keeping.note_sent(delivery.sid, int(delivery.packet_id), int(mail.seq), self._now())
 
     def note_there(self, delivery: Delivery) -> None:
-        """Its PUBREC has come: the message itself is done with, its packet id is not."""
+        """Store that PUBREC has come: the message itself is done with, its packet id is not."""
         self._keeping.note_sent(delivery.sid, int(delivery.packet_id), 0, self._now())
         self.done(delivery)
 
@@ -138,7 +142,7 @@ class Keeper:
         by_sid: dict[int, Session] = {}
         for kept in found:
             if kept.pid == RETAINED:
-                router.retained.put(decode_message(kept.key, kept.value), False)
+                router.retained.restore(decode_message(kept.key, kept.value))
             elif kept.pid == SESSIONS:
                 session = self._restore_session(kept.key.decode(), json.loads(kept.value), router, registry)
                 by_sid[session.sid] = session

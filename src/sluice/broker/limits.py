@@ -24,6 +24,7 @@ class Limits:
         self.max_publish_rate: float = 0.0  # messages of one client per second; 0: no limit
         self.max_publish_byte_rate: float = 0.0
         self.max_retained: int = 1_000_000
+        self.max_retained_bytes: int = 268_435_456  # topics, properties and payloads of clients
         self.max_topic_levels: int = 128
         self.write_buffer_high: int = 1_048_576
         self.sys_interval: float = 10.0

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
+from sluice.broker.origins import ANY_ORIGIN, Origins
 from sluice.broker.websocket import serve_websocket
 from sluice.errors import SluiceError
 
@@ -46,8 +47,9 @@ async def open_door(
     tls: ssl.SSLContext | None,
     max_packet: int,
     handshake_timeout: float,
+    origins: Origins = ANY_ORIGIN,
 ) -> Door:
-    """Listen under `name`: mqtt, mqtts, ws or wss."""
+    """Listen under `name`: mqtt, mqtts, ws or wss. `origins` are the web pages that a WebSocket is open to."""
     try:
         if name in ("ws", "wss"):
             server = await serve_websocket(
@@ -57,6 +59,7 @@ async def open_door(
                 ssl=tls,
                 max_frame=max(max_packet, COMMON_FRAME),
                 handshake_timeout=handshake_timeout,
+                origins=origins,
             )
         else:
             server = await asyncio.get_running_loop().create_server(

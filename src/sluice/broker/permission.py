@@ -24,6 +24,7 @@ from sluice.broker.rulebook import (
     clause_for_filter,
     clause_for_topic,
 )
+from sluice.queues.config import MAX_CONFIG_BYTES
 from sluice.wire.packets import Publish
 from sluice.wire.reasons import NOT_AUTHORIZED
 from sluice.wire.topics import split_share
@@ -93,7 +94,8 @@ class Grant:
         """To make or change a queue takes more than a right to the queue: what it captures must be open to who asks,
         and so must the queues that its dead letters go to. Else a queue is a way round every other rule."""
         try:
-            config: object = json.loads(payload)
+            # One that is too large is refused by the queues themselves.
+            config: object = json.loads(payload) if len(payload) <= MAX_CONFIG_BYTES else {}
         except (ValueError, RecursionError):
             config = {}
         wanted: dict[str, object] = config if isinstance(config, dict) else {}

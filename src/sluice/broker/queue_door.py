@@ -20,6 +20,7 @@ from sluice.broker.queue_topics import (
     ACK,
     ADMIN,
     EXTEND,
+    MAX_IDS,
     NACK,
     PREFIX,
     PUBLISH,
@@ -43,14 +44,17 @@ from sluice.broker.queue_wishes import (
     read_number,
     read_token,
 )
+from sluice.broker.rulebook import QUEUE_ADMIN
 from sluice.broker.subscriptions import Capture, Subscription, Subscriptions
 from sluice.broker.turn import Turn
 from sluice.errors import (
     InvalidPayload,
     InvalidQueueConfig,
     InvalidQueueName,
+    NotHolder,
     QueueError,
     StaleDelivery,
+    TooManyIds,
     UnknownDelivery,
     UnknownGroup,
 )
@@ -59,7 +63,7 @@ from sluice.queues.dead_letters import UNACCEPTABLE, bury_unborn
 from sluice.queues.delivery import Lease
 from sluice.queues.engine import Engine
 from sluice.queues.group import Group
-from sluice.queues.names import fault_of_name
+from sluice.queues.names import fault_of_name, fault_of_new_name
 from sluice.queues.queue import Queue
 from sluice.queues.service import QueueService
 from sluice.wire.packets import V5, Publish, SubscriptionRequest
@@ -83,6 +87,20 @@ MAX_TOPIC: Final = 256
 MAX_VALIDATORS: Final = 1000
 
 Validator = Callable[[bytes], str]
+
+
+class Settler:
+    """A client that settles deliveries of `group`, and its grounds to do so.
+
+    A `member` consumes as that group. An `operator` is no member, and has a rule `queue-admin` for the queue. Any
+    other client must be the last holder of the delivery, by its client id, or give the delivery token.
+    """
+
+    def __init__(self, group: Group, client: str, member: bool, operator: bool) -> None:
+        self.group: Group = group
+        self.client: str = client
+        self.member: bool = member
+        self.operator: bool = operator
 
 
 class QueueDoor:
@@ -199,9 +217,15 @@ class QueueDoor:
             self.answer_when_kept(session, packet)
 
     def _respond(self, packet: Publish, session: Session, connection: Connection) -> None:
-        """An answer is with its receiver, or waits in memory: either way it is acknowledged at once."""
+        """An answer is with its receiver, or waits in memory, and is acknowledged at once.
+        QoS 2 of a persistent session is passed on when its packet id is stored."""
         if self.responses is None:
             session.publish_plain(packet, connection)
+            return
+        if packet.qos == 2 and session.sid:
+            self.responses.check_room(packet)
+            session.router.forwarder.hold_response(packet)
+            self.answer_when_kept(session, packet)
             return
         self.responses.publish(packet)
         if packet.qos > 0:
@@ -267,8 +291,14 @@ class QueueDoor:
 
     def _grant_wishes(self, message: Message) -> None:
         wishes = self._wishes
+        if wishes.more is not None and len(wishes.more) > MAX_IDS:
+            raise TooManyIds(MAX_IDS)
         if len(message.id) > MAX_ID:
             raise InvalidQueueConfig(f"message-id has {len(message.id)} bytes", f"Give at most {MAX_ID}")
+        if message.id == b"." or message.id == b"..":
+            raise InvalidQueueConfig(
+                f"message-id is {message.id.decode()!r}", "Give another one: paths of REST lose such a name"
+            )
         if wishes.priority:
             message.priority = read_number("priority", wishes.priority.decode(), 0, 9)
         if wishes.delay:
@@ -285,9 +315,9 @@ class QueueDoor:
         if packet.raw and not queue.rules.compacted:
             try:
                 self._grant_wishes(message)
-            except InvalidQueueConfig:
+            except (InvalidQueueConfig, TooManyIds):
                 pass
-        if len(message.id) > MAX_ID:
+        if len(message.id) > MAX_ID or message.id == b"." or message.id == b"..":
             message.id = b""
         return message
 
@@ -323,6 +353,9 @@ class QueueDoor:
 
     def open(self, name: str) -> Queue:
         """A queue that comes into being, with everybody who has subscribed to its like."""
+        fault = fault_of_new_name(name)
+        if fault:
+            raise InvalidQueueName(name, fault)
         queue = self.engine.ensure(name)
         self.appeared(queue)
         return queue
@@ -398,6 +431,8 @@ class QueueDoor:
         read_wishes(packet.raw, wishes)
         name = wishes.id
         more = wishes.more
+        if more is not None and len(more) > MAX_IDS:
+            raise TooManyIds(MAX_IDS)
         if not name:
             name = known.rest
             if not name:
@@ -406,32 +441,34 @@ class QueueDoor:
         queue = self._queue_of(known)
         if queue is None:
             raise UnknownDelivery(name.decode("utf-8", "replace"))
-        group, client = self._group_of(queue, wishes.group, session)
+        settler = self._settler_of(queue, wishes.group, session)
         token = read_token(wishes.token) if wishes.token else 0
         if more is None or len(more) == 1:
             place = wishes.token.partition(b".")[2]
-            self._settle_one(known.verb, group, name, token, client, place, session.client_id)
+            self._settle_one(known.verb, settler, name, token, place)
         else:
-            self._settle_many(known.verb, group, more, token, client, session.client_id)
+            self._settle_many(known.verb, settler, more, token)
         if packet.qos > 0:
             self.engine.journal.add_receipt(session, session.tag(packet))
             session.answer_later(packet)
 
-    def _group_of(self, queue: Queue, name: str, session: Session) -> tuple[Group, str]:
-        """The group a client settles for, and the name under which it must hold the delivery ("": any will do)."""
+    def _settler_of(self, queue: Queue, name: str, session: Session) -> Settler:
+        """Return the group that a client settles for, and on what grounds."""
         consumer = session.by_queue.get(queue.name)
         if consumer is not None and consumer.group is not None and (not name or name == consumer.group_name):
-            return consumer.group, session.client_id
+            return Settler(consumer.group, session.client_id, True, False)
         name = name or default_group(session.client_id)
         group = queue.groups.get(name)
         if group is None:
             raise UnknownGroup(queue.name, name)
-        return group, ""
+        grant = session.grant
+        operator = grant is not None and grant.allows(QUEUE_ADMIN, queue.name.encode())
+        return Settler(group, session.client_id, False, operator)
 
-    def _settle_one(
-        self, verb: i64, group: Group, name: bytes, token: i64, client: str, place: bytes, speaker: str
-    ) -> None:
-        """`place` is where the message lies, if the token tells it; `speaker` is the client, whatever it acts for."""
+    def _settle_one(self, verb: i64, settler: Settler, name: bytes, token: i64, place: bytes) -> None:
+        """`place` is the position of the message in the log, if the token has it."""
+        group = settler.group
+        client = settler.client
         engine = self.engine
         delay = -1.0
         reason = ""
@@ -440,11 +477,15 @@ class QueueDoor:
         elif verb == REJECT:
             reason = self._read_reason()
         try:
-            lease = engine.lease_of(group, name, token, client)
-        except (UnknownDelivery, StaleDelivery):
-            if verb == ACK and engine.finish_late(group, place or name, token, speaker):
+            lease = engine.lease_of(group, name, token, "" if settler.operator else client)
+        except (UnknownDelivery, StaleDelivery) as error:
+            if not token and not settler.member and not settler.operator:
+                if isinstance(error, StaleDelivery):
+                    raise NotHolder(name.decode("utf-8", "replace")) from None
+                raise
+            if verb == ACK and engine.finish_late(group, place or name, token, client):
                 return
-            again = engine.retake(group, place or name, token, speaker) if verb != ACK else None
+            again = engine.retake(group, place or name, token, client) if verb != ACK else None
             if again is None:
                 raise
             lease = again
@@ -467,15 +508,13 @@ class QueueDoor:
             raise InvalidQueueConfig(f"reason is {reason!r}", "Use delivery-error or unacceptable")
         return reason
 
-    def _settle_many(
-        self, verb: i64, group: Group, ids: list[bytes], token: i64, client: str, speaker: str
-    ) -> None:
+    def _settle_many(self, verb: i64, settler: Settler, ids: list[bytes], token: i64) -> None:
         """A batch: all that can be settled is; the answer tells of the rest."""
         first: QueueError | None = None
         failed = 0
         for name in ids:
             try:
-                self._settle_one(verb, group, name, token, client, b"", speaker)
+                self._settle_one(verb, settler, name, token, b"")
             except QueueError as error:
                 failed += 1
                 first = first or error

@@ -14,8 +14,9 @@ from mypy_extensions import i64
 from sluice.broker.queue_consumer import QueueConsumer
 from sluice.broker.queue_topics import GROUP, PREFIX, PUBLISH, WRONG, parse_queue_topic
 from sluice.broker.queue_wishes import Options
+from sluice.errors import InvalidQueueConfig
 from sluice.queues.engine import Engine
-from sluice.queues.names import fault_of_name
+from sluice.queues.names import fault_of_name, fault_of_new_group, is_dots
 from sluice.queues.queue import Queue
 from sluice.queues.start import start_floors
 from sluice.wire.reasons import TOPIC_FILTER_INVALID
@@ -63,6 +64,10 @@ class QueueMembers:
             why = known.rest.decode() if known.verb == WRONG else ""
             return TOPIC_FILTER_INVALID, why or "only queues and groups can be subscribed to"
         pattern = PREFIX + known.queue.encode()
+        if is_dots(options.group) and not self._has_group(options.group):
+            raise InvalidQueueConfig(
+                f"{options.group!r} cannot be a group", fault_of_new_group(options.group)
+            )
         if has_wildcard(pattern):
             fault = fault_of_name(known.queue.replace("+", "any").replace("#", "any"))
             if fault:
@@ -84,6 +89,10 @@ class QueueMembers:
         session.queue_requests[topic_filter] = (int(qos), wishes)
         return int(qos), told
 
+    def _has_group(self, name: str) -> bool:
+        """Whether any queue has such a group: an earlier version created groups of names that are refused now."""
+        return any(name in queue.groups for queue in self._engine.queues.values())
+
     def _covers(self, topic_filter: bytes, name: str) -> bool:
         """Whether a wildcard means this queue. Dead letters are meant only by a filter that names them."""
         if name.startswith("dlq/") and not topic_filter.startswith(b"$queue/dlq/"):
@@ -93,12 +102,10 @@ class QueueMembers:
     def _join(self, session: Session, topic_filter: bytes, queue: Queue, qos: i64, options: Options) -> None:
         engine = self._engine
         before = session.by_queue.get(queue.name)
-        prefetch: i64 = options.prefetch or queue.rules.prefetch
+        prefetch: i64 = options.prefetch if options.prefetch >= 0 else queue.rules.prefetch
         if before is not None:
             if before.group_name == options.group and before.id_in_topic == options.id_in_topic:
-                before.prefetch = (
-                    prefetch  # the same again, as clients do on each connect: what it holds stays with it
-                )
+                # The same again, as clients do on each connect: what it holds stays with it.
                 before.qos = qos
                 before.by_puback = options.by_puback
                 before.extra = options.extra
@@ -107,7 +114,7 @@ class QueueMembers:
                     before.priority = options.priority
                     before.exclusive = options.exclusive
                     engine.resume(before)
-                engine.feed(before)
+                engine.set_prefetch(before, prefetch)
                 return
             self._leave(before)
         group = queue.groups.get(options.group)

@@ -8,10 +8,12 @@ from sluice.errors import (
     InvalidQueueName,
     MessageTooLarge,
     NoRoom,
+    NotHolder,
     QueueError,
     QueueFull,
     ResponsesFull,
     StaleDelivery,
+    TooManyIds,
     UnknownDelivery,
     UnknownGroup,
     UnknownQueue,
@@ -19,6 +21,7 @@ from sluice.errors import (
 from sluice.wire.reasons import (
     IMPLEMENTATION_SPECIFIC_ERROR,
     NO_MATCHING_SUBSCRIBERS,
+    NOT_AUTHORIZED,
     PACKET_TOO_LARGE,
     PAYLOAD_FORMAT_INVALID,
     QUOTA_EXCEEDED,
@@ -29,7 +32,7 @@ from sluice.wire.reasons import (
 
 def reason_of(error: QueueError) -> int:
     """The MQTT reason for a refusal."""
-    if isinstance(error, QueueFull | ResponsesFull | NoRoom):
+    if isinstance(error, QueueFull | ResponsesFull | NoRoom | TooManyIds):
         return QUOTA_EXCEEDED
     if isinstance(error, MessageTooLarge):
         return PACKET_TOO_LARGE  # not one of PUBACK's own reasons, but the one that says it
@@ -37,6 +40,8 @@ def reason_of(error: QueueError) -> int:
         return TOPIC_NAME_INVALID
     if isinstance(error, UnknownDelivery | UnknownGroup):
         return NO_MATCHING_SUBSCRIBERS
+    if isinstance(error, NotHolder):
+        return NOT_AUTHORIZED
     if isinstance(error, StaleDelivery):
         return IMPLEMENTATION_SPECIFIC_ERROR
     if isinstance(error, InvalidPayload | InvalidQueueConfig):

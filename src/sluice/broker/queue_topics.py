@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sluice.queues.queue import Queue
 
 PREFIX: Final = b"$queue/"
+MAX_IDS: Final = 1000  # message ids in one packet
 
 PUBLISH: Final = 0
 GROUP: Final = 1
@@ -108,6 +109,8 @@ class Wishes:
         if self.more is None:
             self.more = [self.id]
             self.places = [int(self.begin), int(self.end)]
+        elif len(self.more) > MAX_IDS:
+            return  # one more than there may be is enough to know that
         self.more.append(name)
         self.places.append(int(begin))
         self.places.append(int(end))

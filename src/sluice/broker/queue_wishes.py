@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
+from sluice.broker.queue_topics import MAX_IDS
 from sluice.broker.subscriptions import encode_identifiers
-from sluice.errors import InvalidQueueConfig
+from sluice.errors import InvalidQueueConfig, TooManyIds
 from sluice.notation import parse_duration
 from sluice.queues.names import fault_of_group
 from sluice.queues.start import time_of
@@ -17,6 +18,7 @@ from sluice.wire.packets import V5
 if TYPE_CHECKING:
     from sluice.broker.session import Session
 
+MAX_ID_BYTES: Final = 262_144  # of a list of ids
 MAX_ID: Final = 1024  # bytes of a publisher's own message id
 LONGEST_DELAY: Final = 36_500 * 86_400.0
 LAST_MOMENT: Final = 253_402_300_799_000  # delays end with the year 9999, in milliseconds
@@ -27,7 +29,7 @@ class Options:
 
     def __init__(self, session: Session, wishes: list[str]) -> None:
         self.group: str = default_group(session.client_id)
-        self.prefetch: int = 0  # 0: what the queue says
+        self.prefetch: int = -1  # -1: the queue's setting; 0: nothing more, to drain before a stop
         self.by_puback: bool = session.version != V5
         self.start: str = "earliest"
         self.priority: int = 0
@@ -42,7 +44,7 @@ class Options:
         if name == "consumer-group":
             self.set_group(value)
         elif name == "prefetch":
-            self.prefetch = read_number(name, value, 1, 65_535)
+            self.prefetch = read_number(name, value, 0, 65_535)
         elif name == "ack-mode":
             if value not in ("explicit", "puback"):
                 raise InvalidQueueConfig(f"ack-mode is {value!r}", "Use explicit or puback")
@@ -119,10 +121,16 @@ def read_ids(payload: bytes) -> list[bytes]:
         )
     if payload[:1] != b"[":
         return [payload.strip()]
+    if len(payload) > MAX_ID_BYTES:
+        raise TooManyIds(MAX_IDS)
     try:
-        ids = [str(one).encode() for one in json.loads(payload)]
+        listed: object = json.loads(payload)
     except (ValueError, RecursionError):
-        ids = []
+        listed = None
+    given = listed if isinstance(listed, list) else []
+    if len(given) > MAX_IDS:
+        raise TooManyIds(MAX_IDS)
+    ids = [str(one).encode("utf-8", "replace") for one in given]
     if not ids:
         raise InvalidQueueConfig("the payload is not a JSON list of message ids", 'Write ["1-0", "1-1"]')
     return ids

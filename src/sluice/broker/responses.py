@@ -51,13 +51,13 @@ class Responses(Deadline):
         if route.targets:
             target = route.targets[0]
             qos = message.qos
-            target.session.deliver(
+            delivery = target.session.deliver(
                 message, qos if qos < target.qos else target.qos, False, target.extra, None
             )
+            self._router.keep_numbered(message, delivery)
             return
+        self.check_room(message)
         size = _size(message)
-        if self.count >= MAX_WAITING or self._bytes + size > MAX_BYTES:
-            raise ResponsesFull(int(self.count))
         now = self._router.turn.now
         waiting = _Waiting(message, now + WAIT_SECONDS)
         self._line.append(waiting)
@@ -67,6 +67,13 @@ class Responses(Deadline):
         if not self._armed:
             self._armed = True
             self._scheduler.wake_at(waiting.until, self)
+
+    def check_room(self, message: Publish) -> None:
+        """Raise ResponsesFull if `message` would have to wait and there is no room for it."""
+        if self._router.subscriptions.route(message.topic).targets:
+            return
+        if self.count >= MAX_WAITING or self._bytes + _size(message) > MAX_BYTES:
+            raise ResponsesFull(int(self.count))
 
     def may_subscribe(self, session: Session, topic_filter: bytes) -> bool:
         """Answers have one consumer: the first that asks for them."""
@@ -85,7 +92,8 @@ class Responses(Deadline):
             for waiting in self._by_topic.pop(topic):
                 self._let_go(waiting)
                 qos = min(waiting.message.qos, subscription.qos)
-                subscription.session.deliver(waiting.message, qos, False, extra, None)
+                delivery = subscription.session.deliver(waiting.message, qos, False, extra, None)
+                self._router.keep_numbered(waiting.message, delivery)
 
     def _let_go(self, waiting: _Waiting) -> None:
         waiting.taken = True

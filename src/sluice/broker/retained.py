@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from sluice.wire.packets import Publish
 from sluice.wire.topics import has_wildcard
+
+FULL: Final = (
+    "the server keeps no more retained messages; delete some by an empty payload, "
+    "or raise mqtt.max_retained or mqtt.max_retained_bytes"
+)
 
 
 class _Level:
@@ -18,31 +24,86 @@ class _Level:
 class Retained:
     """A tree by topic level, so that a filter walks only the topics below its own prefix."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, byte_limit: int) -> None:
         self._root = _Level()
         self._limit = limit
+        self._byte_limit = byte_limit
         self._ours: int = 0
         self.count: int = 0
-        self.bytes: int = 0
+        self.bytes: int = 0  # of payloads
+        self.held_bytes: int = 0  # of all that clients have retained: topics, properties and payloads
+        self._promised: dict[bytes, Publish] = {}  # on their way to the store: nobody sees them yet
+        self._promised_bytes: int = 0
         self.forgotten: Callable[[bytes], None] | None = (
             None  # told of each topic that has no message any more
         )
 
     def put(self, message: Publish, ours: bool) -> bool:
-        """Keep `message`, or with an empty payload forget what its topic had [MQTT-3.3.1-6]; False when full.
+        """Keep `message`, or with an empty payload forget what its topic had [MQTT-3.3.1-6]; False when full: then what
+        the topic had stays.
 
         What is `ours` ($SYS) takes no room from clients, and has room when they have none."""
+        if self._promised:
+            self._withdraw(message.topic)  # this one is newer
         if not message.payload:
             self._forget(message.topic)
             return True
+        if not ours and not self._fits(message):
+            return False
+        self._set(message, ours)
+        return True
+
+    def _fits(self, message: Publish) -> bool:
+        """Return whether there is room for `message` beside what is kept and promised."""
+        node = self._find(message.topic.split(b"/"))
+        before = node.message if node is not None else None
+        if before is None and self.count - self._ours + len(self._promised) >= self._limit:
+            return False
+        grows_by = _size_of(message) - (_size_of(before) if before is not None else 0)
+        return grows_by <= 0 or self.held_bytes + self._promised_bytes + grows_by <= self._byte_limit
+
+    def promise(self, message: Publish) -> bool:
+        """Reserve room for `message`, which `redeem` puts in its place; False when full."""
+        earlier = self._withdraw(message.topic)
+        if message.payload and not self._fits(message):
+            if earlier is not None:
+                self._reserve(earlier)
+            return False
+        self._reserve(message)
+        return True
+
+    def redeem(self, message: Publish) -> None:
+        """The store has `message`: show it, unless the topic has had a newer one since."""
+        if self._promised.get(message.topic) is message:
+            self._withdraw(message.topic)
+            if message.payload:
+                self._set(message, False)
+            else:
+                self._forget(message.topic)
+
+    def _reserve(self, message: Publish) -> None:
+        self._promised[message.topic] = message
+        self._promised_bytes += _size_of(message)
+
+    def _withdraw(self, topic: bytes) -> Publish | None:
+        message = self._promised.pop(topic, None)
+        if message is not None:
+            self._promised_bytes -= _size_of(message)
+        return message
+
+    def restore(self, message: Publish) -> None:
+        """Keep a message that the store has: it was taken, whatever the limits are now."""
+        self._set(message, False)
+
+    def _set(self, message: Publish, ours: bool) -> None:
         levels = message.topic.split(b"/")
+        size = 0 if ours else _size_of(message)
         node = self._find(levels)
         if node is not None and node.message is not None:
             self.bytes += len(message.payload) - len(node.message.payload)
+            self.held_bytes += size - (0 if node.ours else _size_of(node.message))
             node.message = message
-            return True
-        if not ours and self.count - self._ours >= self._limit:
-            return False
+            return
         node = self._root
         for level in levels:
             child = node.children.get(level)
@@ -55,7 +116,7 @@ class Retained:
         self._ours += 1 if ours else 0
         self.count += 1
         self.bytes += len(message.payload)
-        return True
+        self.held_bytes += size
 
     def _find(self, levels: list[bytes]) -> _Level | None:
         node = self._root
@@ -81,6 +142,7 @@ class Retained:
         self._ours -= 1 if path[-1].ours else 0
         self.count -= 1
         self.bytes -= len(gone.payload)
+        self.held_bytes -= 0 if path[-1].ours else _size_of(gone)
         for depth in range(len(levels), 0, -1):
             if path[depth].children or path[depth].message is not None:
                 break
@@ -114,6 +176,10 @@ class Retained:
         for message in expired:
             self._forget(message.topic)
         return len(expired)
+
+
+def _size_of(message: Publish) -> int:
+    return len(message.topic) + len(message.raw) + len(message.payload)
 
 
 def _gather(node: _Level, levels: list[bytes], depth: int, found: list[Publish]) -> None:

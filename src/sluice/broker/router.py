@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
+from sluice.broker.forwarder import Forwarder, StoredPublish
 from sluice.broker.inflight import Deliveries
 from sluice.broker.limits import Limits
 from sluice.broker.retained import Retained
-from sluice.broker.subscriptions import Share, Subscription, Subscriptions
+from sluice.broker.subscriptions import Share, Subscription, Subscriptions, Target
 from sluice.broker.turn import Turn
+from sluice.errors import ResponsesFull
 from sluice.metrics import Counters
 from sluice.wire.packets import Publish
 from sluice.wire.topics import split_share
@@ -37,14 +39,17 @@ class Router:
         self.turn = turn
         self.counters = counters
         self.subscriptions = Subscriptions()
-        self.retained = Retained(limits.max_retained)
+        self.retained = Retained(limits.max_retained, limits.max_retained_bytes)
         self.deliveries = Deliveries()
+        self.forwarder = Forwarder(self)
         self.keeper: Keeper | None = None  # None: sessions and retained messages end with the server
         self.kept: i64 = (
             0  # counts what was given to the store: a publish that raises it is answered by the store
         )
         self.unavailable: str = ""  # why the store takes nothing: what must be kept is refused meanwhile
         self.no_room: bool = False  # and whether that is for want of room
+        self.no_memory: bool = False  # of memory, not of disk; then no_room holds as well
+        self.refused_for_memory: int = 0
         self.held: list[Connection] = []  # not read until the store has taken what they published
         self.abroad: Abroad | None = None  # None: there are no other cells
         self.door: QueueDoor | None = None  # None: there are no queues, and $queue/... is an ordinary topic
@@ -93,10 +98,87 @@ class Router:
             self._keep(message, lasting)
         return taken
 
+    def publish_stored(self, message: Publish, origin: Session | None) -> i64:
+        """The same for a QoS 2 message that must come once, also when the broker is killed.
+
+        It is written into the open frame, beside the packet id or mark by which a repeat is recognized.
+        Nobody sees it before the store has that frame; see `forward`."""
+        route = self.subscriptions.route(message.topic)
+        taken: i64 = 0
+        if route.captures and self.door is not None:  # first of all: a queue may refuse it
+            taken = self.door.capture(message, route.captures)
+        keeper = self.keeper
+        if message.retain and (self.abroad is None or self.abroad.keeps(message.topic)):
+            if not self.retained.promise(message):
+                return -1
+            if keeper is not None:
+                keeper.keep_retained(message)
+        lasting: list[Delivery] = []
+        for target in route.targets:
+            got = _target_of(target, origin)
+            if got is None:
+                continue
+            taken += 1
+            if got.session.sid and got.qos > 0:
+                delivery = got.session.hold(
+                    message, got.qos, got.retain_as_published and message.retain, got.extra, None
+                )
+                if delivery is not None:
+                    lasting.append(delivery)
+        if self.abroad is None or message.topic[0] == 0x24:  # else one cell of all is chosen
+            for share in route.shares:
+                if self.hand_out_stored(message, share):
+                    taken += 1
+        if lasting:
+            self._keep(message, lasting)
+        self.forwarder.hold_publish(StoredPublish(message, origin, route))
+        self.kept += 1
+        return taken
+
+    def forward(self, publish: StoredPublish) -> None:
+        """Forward a publish that the store has to the receivers for whom no copy was stored."""
+        message = publish.message
+        if message.retain:
+            self.retained.redeem(message)
+        route = self.subscriptions.route(message.topic)
+        for target in route.targets:
+            got = _target_of(target, publish.origin)
+            if got is None:
+                continue
+            receiver = got.session
+            if receiver.sid:
+                if got.qos > 0 if route is publish.route else _is_stored_for(publish, receiver):
+                    continue
+            qos = message.qos
+            delivery = receiver.deliver(
+                message,
+                qos if qos < got.qos else got.qos,
+                got.retain_as_published and message.retain,
+                got.extra,
+                None,
+            )
+            if delivery is not None and delivery.sid:  # it has subscribed since
+                self._keep(message, [delivery])
+
+    def forward_response(self, message: Publish) -> None:
+        """Give a response that the store knows of to the client that waits for it."""
+        if self.door is not None and self.door.responses is not None:
+            try:
+                self.door.responses.publish(message)
+            except ResponsesFull:
+                self.counters.publishes_dropped += 1  # there was room when it came
+
     def _keep(self, message: Publish, deliveries: list[Delivery]) -> None:
         if self.keeper is not None:
             self.keeper.post(message, deliveries)
             self.kept += 1
+
+    def keep_numbered(self, message: Publish, delivery: Delivery | None) -> None:
+        """Store a QoS 2 delivery to a persistent session whose message is not stored otherwise.
+
+        Its packet id must outlive a crash, and so must the message that was sent under it."""
+        if delivery is not None and delivery.sid and delivery.qos == 2:
+            self._keep(message, [delivery])
 
     def hand_out(self, message: Publish, share: Share, past: Session | None) -> bool:
         """Give `message` to one member of a shared subscription."""
@@ -113,6 +195,24 @@ class Router:
         )
         if delivery is not None and delivery.sid:
             self._keep(message, [delivery])
+        return True
+
+    def hand_out_stored(self, message: Publish, share: Share) -> bool:
+        """The same for `publish_stored`: the member gets it when the store has the open frame."""
+        target = share.pick(message.qos, None)
+        if target is None:
+            return False
+        qos = message.qos
+        delivery = target.session.hold(
+            message,
+            qos if qos < target.qos else target.qos,
+            target.retain_as_published and message.retain,
+            target.extra,
+            share,
+        )
+        if delivery is not None and delivery.sid:
+            self._keep(message, [delivery])
+        self.kept += 1
         return True
 
     def subscribe(self, subscription: Subscription) -> bool:
@@ -162,15 +262,19 @@ class Router:
         if self.door is not None:
             self.door.ended(session)
         given: list[Delivery] = session.take_back()
-        now = self.turn.now
         for delivery in given:
-            expires_at = delivery.message.expires_at
-            if delivery.share is not None and (expires_at == 0.0 or expires_at > now):
-                handed = self.hand_out(delivery.message, delivery.share, session)
-                if not handed and self.abroad is not None:
-                    self.abroad.hand_on(delivery.message, delivery.share)
+            self.pass_to_another(delivery, session)
         if session.legs is not None:
             session.legs.ended()
+
+    def pass_to_another(self, delivery: Delivery, past: Session) -> None:
+        """Give a delivery of a session that has ended (`past`) to another member of its share."""
+        share = delivery.share
+        expires_at = delivery.message.expires_at
+        if share is not None and (expires_at == 0.0 or expires_at > self.turn.now):
+            handed = self.hand_out(delivery.message, share, past)
+            if not handed and self.abroad is not None:
+                self.abroad.hand_on(delivery.message, share)
 
     def answer_when_kept(self, session: Session, packet: Publish) -> None:
         """The publisher hears of it when the store has what this publish left behind."""
@@ -240,6 +344,11 @@ class Router:
         if self.keeper is not None:
             self.keeper.done(delivery)
 
+    def answer_when_noted(self, session: Session, tag: i64) -> None:
+        """Call `session.stored(tag)` when the store has everything that was noted so far."""
+        if self.keeper is not None:
+            self.keeper.answer_when_kept(session, tag)
+
     def note_sent(self, delivery: Delivery) -> None:
         if self.keeper is not None:
             self.keeper.note_sent(delivery)
@@ -271,3 +380,17 @@ class Router:
         """A consumer of a queue has room on its line again."""
         if self.door is not None:
             self.door.feed(consumer)
+
+
+def _target_of(target: Target, origin: Session | None) -> Target | None:
+    """Return what a receiver gets of a message of `origin`; None if it wants nothing of its own."""
+    return target.own if target.session is origin and target.no_local else target
+
+
+def _is_stored_for(publish: StoredPublish, receiver: Session) -> bool:
+    """Return whether a copy for `receiver` was stored: its subscriptions may have changed since."""
+    for target in publish.route.targets:
+        if target.session is receiver:
+            got = _target_of(target, publish.origin)
+            return got is not None and got.qos > 0
+    return False

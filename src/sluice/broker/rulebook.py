@@ -120,9 +120,14 @@ class Book:
             for one in given or ["#"]:
                 if "%u" in one and not user:
                     continue  # somebody without a name has no topics of that name
-                filters.append(one.replace("%c", client_id).replace("%u", user).encode())
+                filters.append(_filled(one, client_id, user).encode())
             found.append(Clause(rule.allow, filters, rule.name))
         return found
+
+
+def _filled(pattern: str, client_id: str, user: str) -> str:
+    """Replace `%c` and `%u` at once: a client id that is `%u` stays what it is."""
+    return client_id.join([part.replace("%u", user) for part in pattern.split("%c")])
 
 
 def clause_for_topic(clauses: list[Clause], topic: bytes) -> Clause | None:

@@ -8,6 +8,12 @@ Outgoing deliveries (QoS 1 and 2):
     waiting ──window free──▶ sent ──PUBACK──▶ done                            QoS 1
                              sent ──PUBREC──▶ released ──PUBCOMP──▶ done      QoS 2
     sent, released ──new connection──▶ sent again with DUP, PUBREL again      [MQTT-4.4.0-1]
+
+In a persistent session each step of QoS 2 is stored before the packet leaves that tells the client
+of it: the packet id before PUBLISH, that PUBREC has come before PUBREL; and of incoming messages, the
+message with its packet id before PUBREC, and that PUBREL has come before PUBCOMP. So after a crash
+both sides go on from the same step. A session that ends with its connection cannot go on after a
+crash, and nothing of this is stored for it.
 """
 
 from __future__ import annotations
@@ -23,8 +29,9 @@ from sluice.broker.ecq_reader import OwnedDelivery, OwnedReader
 from sluice.broker.inflight import UNSAID, Delivery, Inflight
 from sluice.broker.permission import refuse_sys
 from sluice.broker.queue_reasons import reason_of
+from sluice.broker.retained import FULL
 from sluice.broker.subscriptions import Share, Subscription
-from sluice.errors import MalformedPacket, NoRoom, ProtocolViolation, QueueError, StoreUnavailable
+from sluice.errors import MalformedPacket, ProtocolViolation, QueueError, refusal_to_store
 from sluice.queues.ports import Publisher
 from sluice.wire.packets import V5, Ack, Publish
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL
@@ -48,7 +55,11 @@ if TYPE_CHECKING:
     from sluice.broker.starving import Starving
     from sluice.queues.delivery import Lease
 
-FILTERS: Final = 3  # in a tag, where the QoS of a publish stands: an answer to SUBSCRIBE or UNSUBSCRIBE
+# In a tag, in place of the QoS of a publish: the packet that leaves when the store has the note.
+FILTERS: Final = 3  # SUBACK or UNSUBACK
+COMPLETE: Final = 4  # PUBCOMP
+COMPLETE_UNKNOWN: Final = 5  # PUBCOMP for a packet id that is not known
+RELEASE: Final = 6  # PUBREL
 
 
 class Session(Publisher):
@@ -63,6 +74,7 @@ class Session(Publisher):
         self.will: Publish | None = None
         self.will_delay: int = 0
         self.gone_at: float = 0.0  # when the last connection ended; 0.0 while there is one
+        self.ended: bool = False
         self.subscriptions: dict[bytes, Subscription] = {}
         self.window: i64 = 0  # how many deliveries the client takes unacknowledged
         self.inflight: Inflight = Inflight()
@@ -135,7 +147,8 @@ class Session(Publisher):
 
     def publish_plain(self, packet: Publish, connection: Connection) -> None:
         """An ordinary topic: it is with its receivers when this returns, so it is answered at once. Where something of
-        it must be kept (for a queue, a lasting session, later subscribers), the answer waits for the store."""
+        it must be kept (for a queue, a lasting session, later subscribers), the answer waits for the store.
+        QoS 2 of a persistent session waits as a whole: see `Router.publish_stored`."""
         router = self.router
         if router.unavailable and not self._goes_without_store(packet, connection):
             return
@@ -144,12 +157,15 @@ class Session(Publisher):
             return
         kept = router.kept
         try:
-            taken = router.publish(packet, self)
+            if packet.qos == 2 and self.sid:
+                taken = router.publish_stored(packet, self)
+            else:
+                taken = router.publish(packet, self)
         except QueueError as error:
             self.refuse(packet, connection, reason_of(error), str(error))
             return
         if taken < 0:
-            self.refuse(packet, connection, QUOTA_EXCEEDED, "the server keeps no more retained messages")
+            self.refuse(packet, connection, QUOTA_EXCEEDED, FULL)
         elif packet.qos > 0 and (router.kept != kept or (packet.qos == 2 and self.sid)):
             router.answer_when_kept(self, packet)
             router.hold_back(connection)
@@ -171,7 +187,9 @@ class Session(Publisher):
             packet.retain = False
             router.counters.publishes_dropped += 1
             return True
-        error = NoRoom(router.unavailable) if router.no_room else StoreUnavailable(router.unavailable)
+        if router.no_memory:
+            router.refused_for_memory += 1
+        error = refusal_to_store(router.unavailable, router.no_room, router.no_memory)
         self.refuse(packet, connection, reason_of(error), str(error))
         return False
 
@@ -199,9 +217,8 @@ class Session(Publisher):
         packet_id: i64 = tag & 0xFFFF
         kind: i64 = (tag >> 16) & 15
         here = (tag >> 20) == self._epoch
-        if kind == FILTERS:
-            if here:
-                self._answer_filters(int(packet_id))
+        if kind >= FILTERS:
+            self._noted(kind, packet_id, here)
             return
         if here:
             self._unanswered -= 1
@@ -211,6 +228,25 @@ class Session(Publisher):
         connection = self.connection
         if connection is not None and (here or twice):
             connection.acknowledge(PUBREC if twice else PUBACK, packet_id, 0, "")
+
+    def _noted(self, kind: i64, packet_id: i64, here: bool) -> None:
+        """The store has a note about a packet other than PUBLISH. `here`: of this connection."""
+        connection = self.connection
+        if kind == RELEASE:
+            delivery = self.inflight.get(packet_id)
+            if delivery is not None and delivery.storing and delivery.released:
+                delivery.storing = False
+                if self._unsaid is not None and int(packet_id) in self._unsaid:
+                    self.pump()
+                elif connection is not None:
+                    connection.acknowledge(PUBREL, packet_id, 0, "")
+        elif kind == FILTERS:
+            if here:
+                self._answer_filters(int(packet_id))
+        elif here and connection is not None:  # on a new connection a client sends PUBREL again
+            connection.acknowledge(
+                PUBCOMP, packet_id, 0 if kind == COMPLETE else PACKET_IDENTIFIER_NOT_FOUND, ""
+            )
 
     def all_stored(self, tags: vec[i64], start: i64, end: i64) -> None:
         """The same for many at once. Nearly all are QoS 1 on the connection that is there: four bytes each."""
@@ -292,6 +328,63 @@ class Session(Publisher):
         else:
             taken = self._start(delivery, connection)
         return delivery if taken else None
+
+    def hold(
+        self, message: Publish, qos: i64, retain: bool, extra: bytes, share: Share | None
+    ) -> Delivery | None:
+        """The same for a message that nobody may see before the store has the open frame."""
+        if qos == 2 and self.sid:
+            return self.deliver(message, 2, retain, extra, share)  # stores its packet id first
+        if qos > 0 and self.held_bytes >= self.router.limits.max_queued_bytes:
+            self._drop()
+            return None
+        delivery = self.router.deliveries.lend(message, qos, retain, extra, share)
+        if qos > 0:
+            self.held_bytes += delivery.size
+            if self.sid:
+                delivery.sid = self.sid
+        self.router.forwarder.hold_delivery(self, delivery)
+        return delivery
+
+    def forward(self, delivery: Delivery) -> None:
+        """The store has the frame of `delivery`: send it, or let it wait for the window."""
+        connection = self.connection
+        if delivery.storing:
+            self._forward_numbered(delivery, connection)
+        elif self.ended:
+            if delivery.mail is not None:
+                self.router.unkeep(delivery)
+            self.router.pass_to_another(delivery, self)
+        elif delivery.qos == 0:
+            if connection is not None and (
+                connection.choked
+                or not connection.send(delivery.message, 0, delivery.retain, False, 0, delivery.extra)
+            ):
+                self._drop()
+        elif connection is None or connection.choked or self.inflight.count >= self.window or self.waiting:
+            self._wait(delivery)
+        else:
+            self._start(delivery, connection)
+
+    def _forward_numbered(self, delivery: Delivery, connection: Connection | None) -> None:
+        """Send a QoS 2 delivery whose packet id is stored. Without a connection, `attach` does."""
+        delivery.storing = False
+        packet_id = delivery.packet_id
+        if connection is None or self.inflight.get(packet_id) is not delivery:
+            return
+        if self._unsaid is not None and int(packet_id) in self._unsaid:
+            self.pump()
+        elif not connection.send(delivery.message, 2, delivery.retain, False, packet_id, delivery.extra):
+            self._withdraw_numbered(delivery)
+            if self.waiting:
+                self.pump()
+
+    def _withdraw_numbered(self, delivery: Delivery) -> None:
+        """Drop a delivery that has a packet id: it is larger than the client allows."""
+        self.inflight.remove(delivery.packet_id)
+        if delivery.sid:
+            self.router.note_completed(delivery)
+        self._give_up(delivery)
 
     def deliver_lease(self, message: Publish, consumer: QueueConsumer, lease: Lease) -> None:
         """Send a message from a queue. The consumer was asked whether there is room, so it leaves at once."""
@@ -426,10 +519,17 @@ class Session(Publisher):
 
     def _start(self, delivery: Delivery, connection: Connection) -> bool:
         packet_id = self.inflight.next_id()
+        if delivery.qos == 2 and delivery.sid:
+            # After a crash it must be sent again under this id, and no other message may have the id:
+            # so the id is stored first. While a message is being published, `Keeper.post` does so.
+            self.inflight.add(packet_id, delivery)
+            delivery.storing = True
+            if delivery.mail is not None:
+                self.router.note_sent(delivery)
+            self.router.forwarder.hold_delivery(self, delivery)
+            return True
         if connection.send(delivery.message, delivery.qos, delivery.retain, False, packet_id, delivery.extra):
             self.inflight.add(packet_id, delivery)
-            if delivery.qos == 2 and delivery.mail is not None:
-                self.router.note_sent(delivery)
             return True
         self._give_up(delivery)
         return False
@@ -480,8 +580,11 @@ class Session(Publisher):
         """What an earlier connection left unacknowledged, in the order it was first said [MQTT-4.4.0-1], and never more
         of it at once than this connection takes [MQTT-3.3.4-9]."""
         while unsaid and self.inflight.count - len(unsaid) < self.window and not connection.choked:
-            packet_id: i64 = unsaid.popleft()
+            packet_id: i64 = unsaid[0]
             delivery = self.inflight.get(packet_id)
+            if delivery is not None and delivery.storing:
+                return  # goes on when the store has it
+            unsaid.popleft()
             if delivery is None:
                 continue
             if delivery.released:
@@ -492,8 +595,7 @@ class Session(Publisher):
             elif not connection.send(
                 delivery.packet(), delivery.qos, delivery.retain, True, packet_id, delivery.extra
             ):
-                self.inflight.remove(packet_id)
-                self._give_up(delivery)
+                self._withdraw_numbered(delivery)
         if not unsaid:
             self._unsaid = None
 
@@ -532,22 +634,38 @@ class Session(Publisher):
                     self._unreleased.discard(key)
                 if self.sid:
                     self.router.note_received(self, key, True)
-            connection.acknowledge(PUBCOMP, packet.packet_id, 0 if known else PACKET_IDENTIFIER_NOT_FOUND, "")
+            if self.sid:
+                # With PUBCOMP the client may give the id to another message. Also where the id is not
+                # known: the note about its release may be on its way to the store.
+                self._answer_when_noted(COMPLETE if known else COMPLETE_UNKNOWN, packet.packet_id)
+            else:
+                reason: i64 = 0 if known else PACKET_IDENTIFIER_NOT_FOUND
+                connection.acknowledge(PUBCOMP, packet.packet_id, reason, "")
             return
         delivery = self.inflight.get(packet.packet_id)
         if delivery is None or delivery.qos != 2:
             if packet.kind == PUBREC and packet.reason < 0x80:
                 connection.acknowledge(PUBREL, packet.packet_id, PACKET_IDENTIFIER_NOT_FOUND, "")
             return
+        if delivery.storing:
+            return  # it was not sent yet, or PUBREL is on its way
         if packet.kind == PUBREC and packet.reason < 0x80:
+            if delivery.released or not delivery.sid:
+                delivery.released = True
+                connection.acknowledge(PUBREL, packet.packet_id, 0, "")
+                return
+            # A client that has PUBREL is done with the id: PUBLISH must not be sent again after it.
             delivery.released = True
-            if delivery.mail is not None:
-                self.router.note_there(delivery)
-            connection.acknowledge(PUBREL, packet.packet_id, 0, "")
+            delivery.storing = True
+            self.router.note_there(delivery)
+            self._answer_when_noted(RELEASE, packet.packet_id)
         elif packet.kind == PUBREC or delivery.released:
             if delivery.sid:
                 self.router.note_completed(delivery)
             self._finish(packet.packet_id, delivery)
+
+    def _answer_when_noted(self, kind: i64, packet_id: i64) -> None:
+        self.router.answer_when_noted(self, packet_id | (kind << 16) | (self._epoch << 20))
 
     def _finish(self, packet_id: i64, delivery: Delivery) -> None:
         if self.reader is not None and self.inflight.count >= self.window:
@@ -658,9 +776,10 @@ class Session(Publisher):
 
     def take_back(self) -> list[Delivery]:
         """All deliveries of a session that ends, so that shared ones can go to another member."""
-        # QoS 2 never changes hands [MQTT-4.8.2-5].
+        self.ended = True
+        # QoS 2 that was sent never changes hands [MQTT-4.8.2-5].
         sent = self.inflight.in_order()
-        given = [one for one in sent if one.qos == 1]
+        given = [one for one in sent if one.qos == 1 or (one.storing and not one.released)]
         if self.waiting is not None:
             given.extend(self.waiting)
         for one in (*sent, *(self.waiting or ())):

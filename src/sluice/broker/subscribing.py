@@ -11,9 +11,11 @@ from sluice.broker.ecq_door import READ_SO, fault_of_reading
 from sluice.broker.permission import MAY_NOT_SUBSCRIBE
 from sluice.broker.subscriptions import Subscription
 from sluice.errors import ProtocolViolation
+from sluice.wire.decode import MAX_FILTERS
 from sluice.wire.packets import V5, Subscribe, SubscriptionRequest, Unsubscribe
 from sluice.wire.properties import Properties
 from sluice.wire.reasons import (
+    IMPLEMENTATION_SPECIFIC_ERROR,
     NO_SUBSCRIPTION_EXISTED,
     NOT_AUTHORIZED,
     QUOTA_EXCEEDED,
@@ -29,44 +31,82 @@ if TYPE_CHECKING:
     from sluice.broker.connection import Connection
     from sluice.broker.session import Session
 
+NOT_KNOWN: Final = "a node of the cluster does not answer: connect and subscribe again"
+TOO_MANY_FILTERS: Final = (
+    f"a packet has at most {MAX_FILTERS} topic filters here, and none of these was looked at; "
+    "send several packets"
+)
+MAX_OPTIONS: Final = 64  # user properties of a SUBSCRIBE: each filter for a queue is asked about all of them
+TOO_MANY_OPTIONS: Final = f"a SUBSCRIBE has at most {MAX_OPTIONS} user properties here; send fewer"
 NOT_SHARED: Final = "an exclusive queue is not shared: its owner subscribes to $ECQ/<client>/#"
 
 
 def subscribe(session: Session, packet: Subscribe, connection: Connection) -> None:
+    if packet.count > MAX_FILTERS:
+        reasons = [QUOTA_EXCEEDED] * packet.count
+        connection.answer_filters(0x90, packet.packet_id, reasons, TOO_MANY_FILTERS)
+        return
+    Subscribing(session, packet, connection).go_on()
+
+
+class Subscribing:
+    """A SUBSCRIBE that is carried out, in several turns where it takes long, because it creates queues. Its connection
+    reads nothing else meanwhile."""
+
+    def __init__(self, session: Session, packet: Subscribe, connection: Connection) -> None:
+        self._session: Session = session
+        self._packet: Subscribe = packet
+        self._connection: Connection = connection
+        self._answer: Answer = Answer(session, connection, packet.packet_id)
+        self._next: int = 0
+
+    def go_on(self) -> None:
+        session = self._session
+        packet = self._packet
+        connection = self._connection
+        while self._next < len(packet.requests):
+            request = packet.requests[self._next]
+            self._next += 1
+            _subscribe_one(session, packet, request, self._answer)
+            if self._next < len(packet.requests) and connection.is_late():
+                connection.unfinished = self
+                return
+        if not abroad_waits(session, self._answer):
+            self._answer.done()
+
+
+def _subscribe_one(session: Session, packet: Subscribe, request: SubscriptionRequest, answer: Answer) -> None:
     identifier = 0
     if packet.properties is not None and packet.properties.subscription_ids:
         identifier = packet.properties.subscription_ids[0]
     door = session.router.door
-    answer = Answer(session, connection, packet.packet_id)
-    for request in packet.requests:
-        reason, text = _judge(session, request)
-        topic_filter = request.topic_filter
-        abroad = session.router.abroad
-        if (
-            reason < 0x80
-            and door is not None
-            and abroad is not None
-            and not session.foreign
-            and abroad.is_far(topic_filter)
-        ):
-            _subscribe_far(session, request, reason, packet.properties, identifier, answer)
-            continue
-        if reason < 0x80 and door is not None and topic_filter.startswith(b"$queue/"):
-            if not topic_filter.startswith(b"$queue/responses/"):
-                reason, text = door.subscribe(session, request, reason, packet.properties, identifier)
-                answer.add(reason, text)
-                continue
-            reason, text = door.may_take_responses(session, topic_filter, reason)
-        elif reason < 0x80 and door is not None and topic_filter.startswith(b"$ECQ/"):
-            reason, text = door.ecq.subscribe(session, request, packet.properties, identifier)
-            answer.add(reason, text)
-            continue
-        if reason < 0x80:
-            _subscribe_plain(session, request, reason, identifier, answer)
-        answer.add(reason, text)
-    if abroad_waits(session, answer):
+    reason, text = _judge(session, request)
+    if reason < 0x80 and packet.properties is not None and len(packet.properties.user) > MAX_OPTIONS:
+        reason, text = QUOTA_EXCEEDED, TOO_MANY_OPTIONS
+    topic_filter = request.topic_filter
+    abroad = session.router.abroad
+    if (
+        reason < 0x80
+        and door is not None
+        and abroad is not None
+        and not session.foreign
+        and abroad.is_far(topic_filter)
+    ):
+        _subscribe_far(session, request, reason, packet.properties, identifier, answer)
         return
-    answer.done()
+    if reason < 0x80 and door is not None and topic_filter.startswith(b"$queue/"):
+        if not topic_filter.startswith(b"$queue/responses/"):
+            reason, text = door.subscribe(session, request, reason, packet.properties, identifier)
+            answer.add(reason, text)
+            return
+        reason, text = door.may_take_responses(session, topic_filter, reason)
+    elif reason < 0x80 and door is not None and topic_filter.startswith(b"$ECQ/"):
+        reason, text = door.ecq.subscribe(session, request, packet.properties, identifier)
+        answer.add(reason, text)
+        return
+    if reason < 0x80:
+        _subscribe_plain(session, request, reason, identifier, answer)
+    answer.add(reason, text)
 
 
 def abroad_waits(session: Session, answer: Answer) -> bool:
@@ -74,7 +114,7 @@ def abroad_waits(session: Session, answer: Answer) -> bool:
     abroad = session.router.abroad
     if abroad is None or not answer.made:
         return False
-    abroad.when_known(answer.done)
+    abroad.when_known(answer.done, answer.give_up)
     return True
 
 
@@ -167,6 +207,13 @@ class Answer:
             if door is not None and subscription.topic_filter.startswith(b"$queue/responses/"):
                 door.takes_responses(subscription)
 
+    def give_up(self) -> None:
+        """End the connection: other nodes do not hear of the filters in time, so the client must not
+        rely on them."""
+        connection = self._connection
+        if self._waiting and not connection.closing and self.session.connection is connection:
+            connection.end(IMPLEMENTATION_SPECIFIC_ERROR, NOT_KNOWN)
+
 
 class FarAnswer:
     """What other cells say to one of its filters."""
@@ -227,6 +274,12 @@ def _judge(session: Session, request: SubscriptionRequest) -> tuple[int, str]:
 
 def unsubscribe(session: Session, packet: Unsubscribe, connection: Connection) -> None:
     reasons: list[int] = []
+    if packet.count > MAX_FILTERS:
+        if session.version != V5:  # its UNSUBACK has no word for a refusal
+            raise ProtocolViolation(TOO_MANY_FILTERS)
+        reasons = [IMPLEMENTATION_SPECIFIC_ERROR] * packet.count
+        connection.answer_filters(0xB0, packet.packet_id, reasons, TOO_MANY_FILTERS)
+        return
     for topic_filter in packet.filters:
         known = session.router.unsubscribe(session, topic_filter)
         if not known and session.router.door is not None:

@@ -30,6 +30,8 @@ class Turn:
         self._spare: list[BytesWriter] = []
         self._flush: Callable[[], None] = self.flush
         self._scheduled: bool = False
+        self._resting: list[Connection] = []
+        self._resume: Callable[[], None] = self.resume
         self.put_off: Callable[[], None] | None = None  # what somebody has put off to the end of this turn
         self.before_flush: Callable[[], None] | None = None  # what must be done before a turn's output leaves
 
@@ -37,6 +39,23 @@ class Turn:
         """The time of this turn: asked once for each read, not for each message in it."""
         self.now = self._clock()
         return self.now
+
+    def time(self) -> float:
+        """The time now, however long this turn takes already."""
+        return self._clock()
+
+    def go_on_later(self, connection: Connection) -> None:
+        """Let `connection` work off the rest of its input when others have had their turn."""
+        self._resting.append(connection)
+        if len(self._resting) == 1:
+            self._call_soon(self._resume)
+
+    def resume(self) -> None:
+        """One connection goes on. Between any two of them the loop looks for input of all the others."""
+        connection = self._resting.pop(0)
+        if self._resting:
+            self._call_soon(self._resume)
+        connection.go_on()
 
     def touch(self, connection: Connection) -> None:
         """Write to `connection` at the end of the turn."""

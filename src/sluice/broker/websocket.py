@@ -1,7 +1,7 @@
 """MQTT over WebSocket: makes a WebSocket look like the transport of a plain TCP connection.
 
 picows does the HTTP handshake, the framing and the masking, in C and on uvloop's own transports. This module
-decides who is let in (path, subprotocol), turns frames into the byte stream a `Connection` expects and its
+decides who is let in (path, origin, subprotocol), turns frames into the byte stream a `Connection` expects and its
 writes into binary frames, and closes politely. It knows no MQTT beyond chapter 6 of the specification, and
 gathers no message: a fragment is handed on as it comes, as packets may span or share frames [MQTT-6.0.0-2].
 
@@ -31,6 +31,8 @@ from picows import (
     WSUpgradeResponseWithListener,
     ws_create_server,
 )
+
+from sluice.broker.origins import ANY_ORIGIN, Origins
 
 SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")  # the registered name, and what clients before 3.1.1 ask for
 CLOSE_SECONDS: Final = 5.0  # for a peer to read what is buffered and answer our close frame
@@ -71,12 +73,13 @@ async def serve_websocket(
     max_frame: int,
     handshake_timeout: float,
     paths: Collection[str] = ("/mqtt", "/"),
+    origins: Origins = ANY_ORIGIN,
 ) -> asyncio.Server:
     """Listen, and make one connection per finished handshake. A frame that announces more than `max_frame`
     bytes is refused (1009) on its header. `handshake_timeout` seconds are given to TLS, and again to HTTP."""
 
     def answer(request: WSUpgradeRequest) -> WSUpgradeResponseWithListener:
-        response = judge_handshake(request, paths)
+        response = judge_handshake(request, paths, origins)
         admitted = response.status == HTTPStatus.SWITCHING_PROTOCOLS
         return WSUpgradeResponseWithListener(response, WebSocketTransport(factory) if admitted else None)
 
@@ -100,7 +103,7 @@ async def serve_websocket(
     )
 
 
-def judge_handshake(request: WSUpgradeRequest, paths: Collection[str]) -> WSUpgradeResponse:
+def judge_handshake(request: WSUpgradeRequest, paths: Collection[str], origins: Origins) -> WSUpgradeResponse:
     """Admit or refuse, in words the caller can act on. Who offers no subprotocol is admitted, as by other
     brokers: the CONNECT packet names MQTT anyway. One that offers only others is no MQTT client."""
     path = request.path.decode("latin-1").partition("?")[0]
@@ -118,6 +121,9 @@ def judge_handshake(request: WSUpgradeRequest, paths: Collection[str]) -> WSUpgr
     if headers.get("Sec-WebSocket-Version") != "13":
         sought = {"Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
         return _refuse(HTTPStatus.UPGRADE_REQUIRED, "Only WebSocket version 13 (RFC 6455) is spoken.", sought)
+    fault = origins.fault_of(headers.get("Origin"), headers.get("Host", ""))
+    if fault:
+        return _refuse(HTTPStatus.FORBIDDEN, fault)
     offered = _tokens(request, "Sec-WebSocket-Protocol")
     chosen = next((name for name in SUBPROTOCOLS if name in offered), None)  # [MQTT-6.0.0-4]
     if offered and chosen is None:

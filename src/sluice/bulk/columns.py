@@ -498,11 +498,11 @@ def find_properties(window: bytes, at: i64, end: i64, starts: list[int]) -> None
 def find_headers(window: bytes, at: i64, end: i64, starts: list[int]) -> None:
     """The same for what Sluice wrote on a message (`message.encode_header`)."""
     while at < end:
-        size: i64 = i64(read_i16_be(window, at))
+        size: i64 = i64(read_i16_be(window, at)) & 0xFFFF
         starts.append(int(at + 2))
         starts.append(int(at + 2 + size))
         at += 2 + size
-        size = i64(read_i16_be(window, at))
+        size = i64(read_i16_be(window, at)) & 0xFFFF
         starts.append(int(at + 2))
         starts.append(int(at + 2 + size))
         at += 2 + size

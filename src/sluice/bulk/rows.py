@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from sluice.bulk.stages import Stage
-from sluice.bulk.unpacked import size_of_batch
+from sluice.bulk.unpacked import fault_of_message, size_of_batch
 from sluice.errors import BatchTooLarge, InvalidBatch, InvalidPayload, MessageTooLarge
 from sluice.message import Message
 from sluice.notation import parse_duration
@@ -78,9 +78,9 @@ def look_through(stage: Stage, most_bytes: int) -> tuple[int, int]:
 
     rows = 0
     try:
-        size = _unpacked(stage, most_bytes)
         stream = _open(stage)
         _check_schema(stage, stream.schema)
+        size = _unpacked(stage, most_bytes)
         for batch in stream:
             batch.validate(full=True)
             null = _first_null(batch.column("value"))
@@ -102,6 +102,13 @@ def _unpacked(stage: Stage, most_bytes: int) -> int:
 
     size = 0
     for message in pa.ipc.MessageReader.open_stream(_source(stage)):
+        fault = fault_of_message(message)
+        if fault:
+            raise _wrong(
+                stage,
+                f"{fault}, so its size is not known",
+                "Send plain columns, written by Arrow 1.0 or later",
+            )
         if message.type == "record batch":
             size += size_of_batch(message)
             if size > most_bytes:
@@ -345,6 +352,8 @@ class _Maker:
                 self._check_text(name, data)
                 if len(data) > MAX_ID:
                     raise self._refuse(f"message_id has {len(data)} bytes", f"Give at most {MAX_ID}")
+                if data in (b".", b".."):
+                    raise self._refuse(f"message_id is {data.decode()!r}", "Give another one")
                 message.id = data
                 continue
             elif name == "priority":

@@ -4,11 +4,15 @@ A batch may be compressed, and a few hundred bytes stand for gigabytes. Whoever 
 the batch says it needs, so what it says bounds that memory; a batch that has more or less to unpack is broken. What it
 says stands in these places (`format/Message.fbs` of Arrow; a table of Flatbuffers finds its fields by their numbers):
 
-    Message      field 2: the header, here a RecordBatch
+    Message      field 2: the header, here a RecordBatch    field 4: custom metadata, pairs of texts
     RecordBatch  field 2: buffers, each i64 offset and i64 length within the body    field 3: compression, if any
     a buffer of a compressed batch    i64 size when unpacked, -1: it is not packed    its bytes
 
 pyarrow has verified the header when it hands a message out; the sizes in the body nobody has.
+
+Arrow's reader also accepts an older form of compression: metadata version V4, no field 3, and the
+codec under a key of the custom metadata. The sizes computed here would be those of the compressed
+bytes, so only messages of version V5 without that key are accepted (`fault_of_message`).
 """
 
 from __future__ import annotations
@@ -19,11 +23,42 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     import pyarrow as pa
 
+VERSION_5: Final = 4  # as the enum of `format/Schema.fbs` counts
+ACCEPTED_TYPES: Final = ("schema", "record batch")  # no column may have a dictionary
+OLD_COMPRESSION: Final = b"ARROW:experimental_compression"
 HEADER: Final = 2
+CUSTOM_METADATA: Final = 4
 BUFFERS: Final = 2
 COMPRESSION: Final = 3
 BUFFER: Final = struct.Struct("<qq")
 SIZE: Final = struct.Struct("<q")
+
+
+def fault_of_message(message: pa.ipc.Message) -> str:
+    """Return why the size of a message cannot be trusted, or the empty string."""
+    if message.metadata_version != VERSION_5:
+        return "its metadata version is not V5"
+    if message.type not in ACCEPTED_TYPES:
+        return f"it has a message of type {message.type!r}"
+    if OLD_COMPRESSION in _metadata_keys(memoryview(message.metadata)):
+        return f"its custom metadata has the key {OLD_COMPRESSION.decode()}"
+    return ""
+
+
+def _metadata_keys(data: Any) -> list[bytes]:
+    pairs = _field(data, _follow(data, 0), CUSTOM_METADATA)
+    if not pairs:
+        return []
+    keys = []
+    vector = _follow(data, pairs)
+    count = int.from_bytes(data[vector : vector + 4], "little")
+    for at in range(vector + 4, vector + 4 + 4 * count, 4):
+        field = _field(data, _follow(data, at), 0)
+        if field:
+            text = _follow(data, field)
+            size = int.from_bytes(data[text : text + 4], "little")
+            keys.append(bytes(data[text + 4 : text + 4 + size]))
+    return keys
 
 
 def size_of_batch(message: pa.ipc.Message) -> int:

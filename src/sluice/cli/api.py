@@ -11,13 +11,13 @@ import ssl
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 from typing import Any, Final
-from urllib.parse import quote
 
 import httpx
 
 from sluice.cli.failures import NOT_FOUND, NOT_REACHABLE, REFUSED, Failure, wrong_command
 from sluice.cli.options import Where
 from sluice.logs import hide_secrets
+from sluice.notation import path_segment
 
 CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 60.0
@@ -30,10 +30,8 @@ def of_queue(name: str, *more: str) -> str:
     plain = name.removeprefix("$queue/")
     if not plain or "$" in plain:
         raise wrong_command(f"{name!r} cannot be a queue", "Name one as in tasks/image, without $, + and #")
-    if plain in (".", ".."):
-        plain = f"$queue${plain}"  # alone, a path would lose them on its way
     return "/".join(
-        ["queues", quote(plain.replace("/", "$"), safe="$"), *(quote(one, safe="") for one in more)]
+        ["queues", path_segment(plain.replace("/", "$"), safe="$"), *(path_segment(one) for one in more)]
     )
 
 

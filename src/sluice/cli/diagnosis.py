@@ -17,11 +17,13 @@ from rich.text import Text
 
 from sluice.cli.api import of_queue
 from sluice.cli.completion import GroupOption, Queue, complete_queue
-from sluice.cli.failures import NOT_FOUND, SOMETHING_WRONG, Failure
+from sluice.cli.failures import NEEDS_MENDING, NOT_FOUND, SOMETHING_WRONG, Failure
+from sluice.cli.losses import warn_of_losses
 from sluice.cli.output import BAD, FAINT, GOOD, WARN, Column, Output, styled, table
 from sluice.cli.remote import Visit, command
 from sluice.cli.wording import ago, clock, duration, plural, read_time, visible
 from sluice.errors import StoreLocked
+from sluice.notation import path_segment
 
 # How each step of a life looks.
 _STEPS: Final = {
@@ -68,6 +70,8 @@ def explain(
 
 def doctor(visit: Visit, queue: Queue, group: GroupOption = "") -> None:
     """Why nothing arrives: the first true reason and the command that helps. Exit code 5 when something is wrong."""
+    if not visit.as_json:
+        warn_of_losses(visit)
     found = visit.api.get(of_queue(queue, "diagnosis"), group=group)
     if visit.as_json:
         visit.out.data(found)
@@ -84,12 +88,14 @@ def verify(
         typer.Option(metavar="DIR", help="Check the directory of a stopped broker instead of a running one."),
     ] = None,
 ) -> None:
-    """Count everything again, one by one, and compare with the books. Exit code 5 when they differ."""
+    """Count everything again, one by one, and compare with the books. Exit code 5 when they differ;
+    with --data, 6 when
+    they are right and the next start will repair a file, such as a log with a torn end."""
     found = _verify_offline(data) if data is not None else {"faults": visit.api.get("verify")}
     faults = found["faults"]
+    notes = found.get("notes", [])
     if not visit.answered({"healthy": not faults, **found}):
-        for note in found.get("notes", []):
-            visit.out.note(note)
+        visit.out.show(*(styled(f"! {note}", style=WARN) for note in notes))
         if faults:
             visit.out.show(
                 styled(f"✗ {plural(len(faults), 'fault')}:", style=BAD), *(f"  {fault}" for fault in faults)
@@ -103,6 +109,8 @@ def verify(
             visit.out.show(styled("✓ The books of every queue and group are right.", style=GOOD))
     if faults:
         raise typer.Exit(SOMETHING_WRONG)
+    if notes:
+        raise typer.Exit(NEEDS_MENDING)
 
 
 def _verify_offline(data: Path) -> dict[str, Any]:
@@ -119,9 +127,7 @@ def _verify_offline(data: Path) -> dict[str, Any]:
 
 
 def _who_knows(visit: Visit, message_id: str) -> list[str]:
-    from urllib.parse import quote
-
-    queues: list[str] = visit.api.get(f"messages/{quote(message_id, safe='')}")["queues"]
+    queues: list[str] = visit.api.get(f"messages/{path_segment(message_id)}")["queues"]
     if not queues:
         raise Failure(
             f"no queue knows a message {message_id!r}",

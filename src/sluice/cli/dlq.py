@@ -105,7 +105,7 @@ def retry(
     wanted = _filter(reason, group, since, until, contains, visit.now)
     _choose_one(bool(message_id), every, bool(wanted), "retry")
     if message_id:
-        found = visit.api.get(of_queue(queue, "dlq", message_id))
+        found = _one_letter(visit, queue, message_id)
         if dry_run:
             _show_preview(visit, "would_retry", [found], False)
             return
@@ -150,7 +150,7 @@ def purge(
     wanted = _filter(reason, group, since, until, contains, visit.now)
     _choose_one(bool(message_id), every, bool(wanted), "purge")
     if message_id:
-        letters, more = [visit.api.get(of_queue(queue, "dlq", message_id))], False
+        letters, more = [_one_letter(visit, queue, message_id)], False
     else:
         letters, more = _preview(visit, queue, wanted)
     if dry_run or not letters:
@@ -167,6 +167,18 @@ def purge(
     if visit.answered(answer):
         return
     visit.out.show(f"Purged {plural(answer['purged'], 'dead letter')} of {queue}.")
+
+
+def _one_letter(visit: Visit, queue: str, message_id: str) -> dict[str, Any]:
+    """Return one dead letter. It must be that one: what is done next goes to the same path."""
+    found: dict[str, Any] = visit.api.get(of_queue(queue, "dlq", message_id))
+    names = [found.get("message_id"), found.get("headers", {}).get("original-message-id")]
+    if message_id not in names:
+        raise Failure(
+            f"the server was asked for dead letter {message_id} of {queue}, and answered with something else",
+            "Nothing was changed. See whether a proxy before the server changes paths",
+        )
+    return found
 
 
 def _filter(reason: str, group: str, since: str, until: str, contains: str, now: float) -> dict[str, object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
 from rich.table import Table
@@ -14,6 +13,7 @@ from sluice.cli.options import Yes
 from sluice.cli.output import FAINT, WARN, Column, facts, styled, table
 from sluice.cli.remote import Visit, command
 from sluice.cli.wording import ago, count, plural, size
+from sluice.notation import path_segment
 
 app = typer.Typer(
     no_args_is_help=True, help="Exclusive compacted queues: the last values of one client's keys."
@@ -27,7 +27,7 @@ def add_to(root: typer.Typer, panel: str) -> None:
 
 
 def of_owner(client: str, *parts: str) -> str:
-    return "/".join(["ecq", quote(client, safe=""), *parts])
+    return "/".join(["ecq", path_segment(client), *parts])
 
 
 @command(app, "list")

@@ -28,6 +28,7 @@ WRONG_COMMAND: Final = 2
 NOT_FOUND: Final = 3
 NOT_REACHABLE: Final = 4
 SOMETHING_WRONG: Final = 5
+NEEDS_MENDING: Final = 6
 INTERRUPTED: Final = 130  # as the shell counts Ctrl-C
 
 

@@ -136,7 +136,8 @@ def consumer_table(rows: list[dict[str, Any]], now: float, with_group: bool) -> 
     shown: list[list[str | Text]] = []
     for row in rows:
         told: list[str | Text] = [row["client"], *([row["group"]] if with_group else [])]
-        told += [runs(row["partitions"]) or "stands by", count(row["inflight"]), count(row["prefetch"])]
+        none = "draining" if row["prefetch"] == 0 else "none"
+        told += [runs(row["partitions"]) or none, count(row["inflight"]), count(row["prefetch"])]
         shown.append([*told, ago(row["settled_at"], now), _state(row)])
     return table(columns, shown)
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sluice.cli.failures import Failure
+from sluice.cli.losses import warn_of_losses
 from sluice.cli.output import Column, facts, table
 from sluice.cli.remote import Visit, command
 from sluice.cli.wording import count, duration, plural, read_time, size
@@ -114,6 +115,7 @@ def cluster_status(
     visit.out.show(
         f"cluster {found['name']}: {plural(len(found['nodes']), 'node')}, {len(found['cells'])} cells, {state}"
     )
+    warn_of_losses(visit)
     columns = [Column("node"), Column("cells", number=True), Column("up", number=True)]
     columns += [Column(head) for head in ("mqtt", "http", "grpc", "link", "not heard by")]
     rows = [

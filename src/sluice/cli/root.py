@@ -20,6 +20,7 @@ from sluice.cli import (
     dlq,
     ecq,
     groups,
+    losses,
     messages,
     nodes,
     pipeline,
@@ -72,7 +73,7 @@ app.command(rich_help_panel="Broker")(serve)
 _PARTS: Final = (
     ("Queues and groups", (queues, groups, ecq)),
     ("Messages", (publish, consume, worker, messages, dlq)),
-    ("What is going on", (diagnosis, top, nodes, stores, bench)),
+    ("What is going on", (diagnosis, top, nodes, stores, losses, bench)),
     ("Spark", (pipeline,)),
     ("Who may come in", (access,)),
 )

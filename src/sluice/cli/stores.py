@@ -33,6 +33,8 @@ def store(visit: Visit) -> None:
             ("owner", found["owner"] or "nobody"),
             ("frames", count(found["frame"])),
         ]
+    if found["frames_lost"]:
+        lines.append(("lost", f"{plural(found['frames_lost'], 'frame')} that it had confirmed"))
     lines += [("warning", warning) for warning in found["warnings"]]
     visit.out.show(facts(lines))
     if found["queues"]:

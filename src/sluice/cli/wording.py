@@ -13,7 +13,7 @@ from typing import Final
 
 # Also what changes the direction of writing, and what cannot be seen at all: a name must look like what it is.
 _CONTROL: Final = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB")

@@ -107,10 +107,11 @@ class Consumer:
             raise Unsupported("a consumer of MQTT 3.1.1 needs a group", "Give group, or a client_id")
         return group
 
-    async def slow_down(self) -> None:
-        """Take no more than is here: the group's other members get what follows. For a stop that lets work end."""
+    async def set_prefetch(self, prefetch: int) -> None:
+        """Change how many unsettled deliveries this consumer takes. With 0 it takes nothing more: other members of
+        the group get its partitions at once, and it can still settle what it holds."""
         if self._explicit and self._filter:
-            self._wishes["prefetch"] = "1"
+            self._wishes["prefetch"] = str(prefetch)
             await self._subscribe()
 
     async def close(self) -> None:
@@ -196,6 +197,10 @@ class Consumer:
         for one in waiting:
             one.taken = True
         return waiting
+
+    def first_waiting(self) -> Delivery | None:
+        """Return the delivery that is taken next, or None if none is here."""
+        return self._inbox.first()
 
     @property
     def buffered(self) -> int:

@@ -45,6 +45,10 @@ class Inbox(Generic[T]):
         """Judged before a read, not within it: one read may bring thousands of small messages."""
         return len(self._messages) >= self.most
 
+    def first(self) -> T | None:
+        """Return the message that is taken next, and leave it here."""
+        return self._messages[0] if self._messages else None
+
     def put(self, message: T) -> None:
         self._messages.append(message)
         if self._takers:

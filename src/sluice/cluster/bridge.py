@@ -16,10 +16,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sluice.cluster import frames
-from sluice.cluster.frames import Frames, Goal, frame
+from sluice.cluster.frames import FrameBroken, Frames, Goal, frame
 from sluice.cluster.lines import LineTransport
-from sluice.cluster.spread import Lookup, Origin, Spread
+from sluice.cluster.spread import UNREACHABLE, Lookup, Origin, Spread
 from sluice.cluster.taken import Memory, key_of
+from sluice.queues.once import KEY_BITS
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 GREETING: Final = b"bridge"
 FIRST_PAUSE: Final = 0.02
 LONGEST_PAUSE: Final = 0.5
+LARGEST_NUMBER: Final = (1 << 63) - 1  # of a note in the log
 HEARD_EVERY: Final = 64  # answers, before the peer may forget what they were about
 
 
@@ -89,7 +91,7 @@ class Bridge:
     def data_received(self, data: bytes) -> None:
         for kind, body in self._frames.feed(data):
             if kind == frames.KNOWN:
-                self._hear_known(struct.unpack_from(">I", body)[0])
+                self._hear_known(frames.unpack(">I", body)[0])
             elif kind == frames.ANSWER:
                 self._hear_answer(body)
             elif kind == frames.FOUND:
@@ -131,7 +133,7 @@ class Bridge:
         lookups, self._lookups = self._lookups, {}
         for goals, spread in publishes.values():
             for goal in goals:
-                self._node.send(goal, spread.message, spread)
+                self._node.resend(goal, spread)
             spread.finish(0)
         for cells, lookup in lookups.values():
             for cell in cells:
@@ -158,6 +160,7 @@ class Bridge:
             number = self._last = self._last % 0xFFFF_FFFF + 1
             self._publishes[number] = (goals, spread)
             spread.wait()
+            self._node.sweep_later()
         body = struct.pack(">IQ", number, mark) + frames.write_goals(goals)
         body += frames.write_message(message, self._node.now())
         origin = spread.origin if spread is not None else None
@@ -166,6 +169,15 @@ class Bridge:
         else:
             head = struct.pack(">HQQQ", origin.cell, origin.session, origin.mark, origin.lowest)
             self._say(frames.ONCE, head + body)
+
+    def expire(self, now: float) -> bool:
+        """Give up what the peer has not answered in time, and return whether something still waits.
+        An answer that comes later is ignored."""
+        late = [number for number, (_, spread) in self._publishes.items() if spread.until <= now]
+        for number in late:
+            _, spread = self._publishes.pop(number)
+            spread.finish(0, UNREACHABLE)
+        return bool(self._publishes)
 
     def look_up(self, cells: list[int], lookup: Lookup) -> None:
         number = self._last = self._last % 0xFFFF_FFFF + 1
@@ -183,25 +195,41 @@ class Bridge:
             known()
 
     def _hear_answer(self, body: bytes) -> None:
-        number, taken = struct.unpack_from(">II", body)
-        gone, at = frames.read_goals(body, 8)
+        number, taken = frames.unpack(">II", body)
+        gone, at = _read_goals(self._node, body, 8, True)
         _, spread = self._publishes.pop(number, ([], None))
         if spread is not None:
             for goal in gone:
                 self._node.send_again(goal, spread)
-            spread.finish(taken, body[at:].decode())
+            spread.finish(taken, body[at:].decode(errors="replace"))
         self._heard += 1
         if self._heard % HEARD_EVERY == 0:
             self._say(frames.HEARD, struct.pack(">I", self._heard))
 
     def _hear_found(self, body: bytes) -> None:
-        (number,) = struct.unpack_from(">I", body)
-        gone, at = frames.read_goals(body, 4)
+        (number,) = frames.unpack(">I", body)
+        gone, at = _read_goals(self._node, body, 4)
+        messages = frames.read_messages(body, at, self._node.now())
         cells, lookup = self._lookups.pop(number, ([], None))
         if lookup is not None:
             for cell, _ in gone:
                 self._node.look_up(cell, lookup)
-            lookup.add(frames.read_messages(body, at, self._node.now()), len(cells) - len(gone))
+            lookup.add(messages, len(cells) - len(gone))
+
+
+def _read_goals(node: Node, body: bytes, at: int, with_any: bool = False) -> tuple[list[Goal], int]:
+    goals, end = frames.read_goals(body, at)
+    for cell, _ in goals:
+        if cell >= node.cells and not (with_any and cell == frames.ANY_CELL):
+            raise FrameBroken(f"there is no cell {cell}")
+    return goals, end
+
+
+def _read_origin(body: bytes) -> Origin:
+    cell, session, mark, lowest = frames.unpack(">HQQQ", body)
+    if session > LARGEST_NUMBER or max(mark, lowest) > LARGEST_NUMBER >> KEY_BITS:
+        raise FrameBroken("the number of a session or of a mark cannot be stored")
+    return Origin(cell, session, mark, lowest)
 
 
 class BridgeEnd:
@@ -226,16 +254,15 @@ class BridgeEnd:
             if kind == frames.PUBLISH:
                 self._take(body, None)
             elif kind == frames.ONCE:
-                self._take(body[26:], Origin(*struct.unpack_from(">HQQQ", body)))
+                self._take(body[26:], _read_origin(body))
             elif kind == frames.INTEREST:
-                number, cell, whole = struct.unpack_from(">IHB", body)
-                told = {name.encode(): count for name, count in json.loads(body[7:]).items()}
-                node.hear_interest(cell, told, bool(whole))
+                number, cell, whole = frames.unpack(">IHB", body)
+                node.hear_interest(cell, frames.read_filters(body, 7), bool(whole))
                 self._say(frames.KNOWN, struct.pack(">I", number))
             elif kind == frames.LOOKUP:
                 self._look_up(body)
             elif kind == frames.HEARD:
-                self._forget(struct.unpack_from(">I", body)[0])
+                self._forget(frames.unpack(">I", body)[0])
 
     def eof_received(self) -> bool:
         return False
@@ -259,9 +286,9 @@ class BridgeEnd:
 
     def _take(self, body: bytes, origin: Origin | None) -> None:
         node = self._node
-        number, mark = struct.unpack_from(">IQ", body)
-        goals, at = frames.read_goals(body, 12)
-        message = frames.read_messages(body, at, node.now())[0]
+        number, mark = frames.unpack(">IQ", body)
+        goals, at = _read_goals(node, body, 12)
+        message = frames.read_message(body, at, node.now())
         if number == 0:
             for cell, shares in goals:
                 here = node.local.get(cell)
@@ -296,8 +323,8 @@ class BridgeEnd:
 
     def _look_up(self, body: bytes) -> None:
         node = self._node
-        (number,) = struct.unpack_from(">I", body)
-        goals, at = frames.read_goals(body, 4)
+        (number,) = frames.unpack(">I", body)
+        goals, at = _read_goals(node, body, 4)
         gone: list[Goal] = []
         found: list[bytes] = []
         for cell, _ in goals:

@@ -15,19 +15,33 @@ from sluice.broker.abroad import HERE, Abroad, Legs
 from sluice.broker.broker import Broker
 from sluice.broker.connection import Connection
 from sluice.broker.queue_reasons import reason_of
+from sluice.broker.retained import FULL
 from sluice.broker.session import Session
 from sluice.broker.subscriptions import Capture, Share, Subscription
 from sluice.cluster.frames import ALONE
 from sluice.cluster.interest import BINDING
 from sluice.cluster.legs import SessionLegs, name_once
 from sluice.cluster.placement import cell_of, cell_of_queue
-from sluice.cluster.spread import Kept, Lookup, Origin, Spread, WhenNoted
+from sluice.cluster.spread import (
+    ABANDONED,
+    UNREACHABLE,
+    Kept,
+    Lookup,
+    Origin,
+    Source,
+    Spread,
+    WhenNoted,
+)
 from sluice.cluster.where import EVERYWHERE, NOWHERE, cell_of_filter, cell_of_topic
 from sluice.errors import QueueError
 from sluice.queues.once import KEY_BITS
 from sluice.wire.packets import Publish
 from sluice.wire.properties import PUBACK, PUBREC
-from sluice.wire.reasons import NO_MATCHING_SUBSCRIBERS, QUOTA_EXCEEDED
+from sluice.wire.reasons import (
+    IMPLEMENTATION_SPECIFIC_ERROR,
+    NO_MATCHING_SUBSCRIBERS,
+    QUOTA_EXCEEDED,
+)
 from sluice.wire.topics import has_wildcard
 
 if TYPE_CHECKING:
@@ -88,12 +102,15 @@ class Cell:
         else:
             self.note(message)
             try:
-                taken = int(router.publish(message, None))
+                if origin is not None:
+                    taken = int(router.publish_stored(message, None))
+                else:
+                    taken = int(router.publish(message, None))
             except QueueError as error:
                 fault = str(error)
         if taken < 0:
-            taken, fault = 0, "the server keeps no more retained messages"
-        left = self._hand_out(message, shares)
+            taken, fault = 0, FULL
+        left = self._hand_out(message, shares, origin is not None)
         taken += len(shares) - len(left)
         if origin is not None and not fault:
             self._note_seen(origin, whole, [name for name in shares if name not in left])
@@ -150,12 +167,19 @@ class Cell:
         for kept in list(self.owed):
             kept.lose(self.number)
 
-    def _hand_out(self, message: Publish, shares: list[bytes]) -> list[bytes]:
+    def _hand_out(self, message: Publish, shares: list[bytes], stored: bool = False) -> list[bytes]:
+        """Choose members for shared subscriptions; return those that have none. `stored`: the members
+        get it when the store has the open frame."""
         router = self.broker.router
         left: list[bytes] = []
         for name in shares:
             share = router.subscriptions.share(name)
-            if share is None or not router.hand_out(message, share, None):
+            if share is None:
+                left.append(name)
+            elif stored:
+                if not router.hand_out_stored(message, share):
+                    left.append(name)
+            elif not router.hand_out(message, share, None):
                 left.append(name)
         return left
 
@@ -167,12 +191,34 @@ class Cell:
         return self.broker.router.retained.matching(topic_filter, self.broker.turn.begin())
 
 
+class CellSource(Source):
+    """The publishes of this cell that go to others. `latest` holds its newest retained publish of each
+    topic until that is answered."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.latest: dict[bytes, Publish] = {}  # by topic
+        self._cell = cell
+
+    def is_abandoned(self, spread: Spread) -> bool:
+        """A QoS 2 message is recognized by its mark, so it may be sent as long as its session is here."""
+        if self._cell.is_lost:
+            return True
+        session = spread.session
+        if session is None or spread.message.qos != 1:
+            return False
+        return session.connection is None or session.epoch() != spread.epoch
+
+    def is_superseded(self, spread: Spread) -> bool:
+        return self.latest.get(spread.message.topic) is not spread.message
+
+
 class CellAbroad(Abroad):
     def __init__(self, node: Node, cell: Cell) -> None:
         self.node = node
         self.cell = cell.number
         self._cell = cell
         self._router = cell.broker.router
+        self._source = CellSource(cell)
 
     # ---- queues
 
@@ -221,14 +267,17 @@ class CellAbroad(Abroad):
             taken, shares = 1, []  # this cell had it in the frame in which the mark was noted
         else:
             try:
-                taken = int(router.publish(packet, session))
+                if once:
+                    taken = int(router.publish_stored(packet, session))
+                else:
+                    taken = int(router.publish(packet, session))
             except QueueError as error:
                 session.refuse(packet, connection, reason_of(error), str(error))
                 return
         if taken < 0:
-            session.refuse(packet, connection, QUOTA_EXCEEDED, "the server keeps no more retained messages")
+            session.refuse(packet, connection, QUOTA_EXCEEDED, FULL)
             return
-        left = self._cell._hand_out(packet, shares)
+        left = self._cell._hand_out(packet, shares, once)
         taken += len(shares) - len(left)
         waits = router.kept != kept or (packet.qos == 2 and session.sid != 0)
         if not goals and not left:
@@ -242,7 +291,11 @@ class CellAbroad(Abroad):
         elif packet.qos > 0:
             session.answer_later(packet)
             self._cell.asking += 1
-            spread = self.node.new_spread(packet, partial(self._answer, session, packet, session.epoch()))
+            epoch = session.epoch()
+            spread = self.node.new_spread(packet, partial(self._answer, session, packet, epoch))
+            spread.source, spread.session, spread.epoch = self._source, session, epoch
+            if packet.retain:
+                self._source.latest[packet.topic] = packet
             if once and keeper is not None:
                 lowest = session.begin_pass(packet, mark)
                 spread.origin = Origin(self.cell, session.sid, mark, lowest)
@@ -253,6 +306,8 @@ class CellAbroad(Abroad):
                     keeper.answer_when_kept(Kept(set(), spread), 0)
                 self._send_out(packet, goals, left, spread, taken)
         else:
+            if packet.retain:
+                self._source.latest.pop(packet.topic, None)
             self.node.spread(goals, packet, None)
         if waits:
             router.hold_back(connection)
@@ -286,8 +341,12 @@ class CellAbroad(Abroad):
         cell.asking -= 1
         if cell.asking == 0 and cell.answered is not None:
             cell.answered.set()
-        if not cell.is_lost:
-            reason = QUOTA_EXCEEDED if fault else NO_MATCHING_SUBSCRIBERS if taken == 0 else 0
+        if packet.retain and self._source.latest.get(packet.topic) is packet:
+            del self._source.latest[packet.topic]
+        if not cell.is_lost and fault != ABANDONED:
+            reason = NO_MATCHING_SUBSCRIBERS if taken == 0 else 0
+            if fault:
+                reason = IMPLEMENTATION_SPECIFIC_ERROR if fault == UNREACHABLE else QUOTA_EXCEEDED
             session.answer_far(packet, False, epoch, reason, fault)
 
     def _goals(self, packet: Publish, mark: int = 0) -> tuple[dict[int, list[bytes]], list[bytes]]:
@@ -345,8 +404,8 @@ class CellAbroad(Abroad):
             self._cell.filters.pop(name, None)
         self.node.tell(self._cell, {name: max(0, count)})
 
-    def when_known(self, known: Callable[[], None]) -> None:
-        self.node.when_known(known)
+    def when_known(self, known: Callable[[], None], late: Callable[[], None]) -> None:
+        self.node.when_known(known, late)
 
     def send_retained(self, subscription: Subscription) -> None:
         topic_filter = subscription.topic_filter
@@ -358,9 +417,15 @@ class CellAbroad(Abroad):
             cells = [cell_of(topic_filter, self.node.cells)]
         lookup = Lookup(topic_filter, partial(self._found, subscription))
         lookup.left = len(cells)
+        lookup.wanted = partial(self._is_wanted, subscription)
         self._cell.lookups.add(lookup)
         lookup.over = partial(self._cell.lookups.discard, lookup)
         self.node.look_up_all(cells, lookup)
+
+    def _is_wanted(self, subscription: Subscription) -> bool:
+        session = subscription.session
+        known = session.subscriptions.get(subscription.topic_filter) is subscription
+        return known and not self._cell.is_lost
 
     def _found(self, subscription: Subscription, messages: list[Publish]) -> None:
         session = subscription.session

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from sluice.errors import SluiceError
 
-SPEAKS: Final = 2  # the version of what nodes say to one another: trunk, frames and greetings
+SPEAKS: Final = 3  # the version of what nodes say to one another: handshake, trunk, frames and greetings
 
 
 class CoordinatorError(SluiceError):
@@ -33,6 +33,7 @@ class NodeInfo:
     grpc: str = ""
     started_at: float = 0.0  # Unix time
     speaks: int = SPEAKS
+    key: str = ""  # the fingerprint of its link key: nodes with different ones could not talk
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":")).encode()
@@ -59,6 +60,9 @@ class Coordinator(Protocol):
     @property
     def may_own(self) -> bool:
         """Whether I am registered, and heard so recently enough that nobody may have replaced me."""
+
+    async def shared_secret(self) -> str:
+        """Return the secret that the coordinator holds for this cluster. The first node makes it."""
 
     async def start(self, me: NodeInfo) -> None:
         """Register, and return once `nodes` and `claims` are known. Called again, with a new id, after `on_lost`."""

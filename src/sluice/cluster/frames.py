@@ -17,12 +17,14 @@ has no name, the message is for the others alone. The mark of a message is the s
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterator
 from typing import Final
 
 from librt.strings import BytesWriter
 
+from sluice.errors import ProtocolViolation, SluiceError
 from sluice.wire.decode import decode_publish
 from sluice.wire.encode import write_publish
 from sluice.wire.framing import body_of, length_of
@@ -37,9 +39,14 @@ FOUND: Final = 6
 HEARD: Final = 7
 ONCE: Final = 8
 
+# A PUBLISH holds one packet of MQTT (256 MiB at most), and FOUND all retained messages that were asked for.
+LARGEST_FRAME: Final = 1 << 30
+
 ALONE: Final = b""  # instead of a first share: nobody but the shares that follow is to have it
 
 ANY_CELL: Final = 0xFFFF  # of shared subscriptions that have no member where they were sent
+
+_PUBLISH_TYPE: Final = 3  # MQTT 5.0 section 2.1.2
 
 Goal = tuple[int, list[bytes]]
 
@@ -48,22 +55,66 @@ def frame(kind: int, body: bytes) -> bytes:
     return struct.pack(">IB", len(body) + 1, kind) + body
 
 
+class FrameBroken(SluiceError):
+    """The other node does not write frames as agreed."""
+
+
 class Frames:
-    """Cuts a stream into frames."""
+    """Cuts a stream into frames. The pieces of a large frame are joined once, when it is whole."""
 
     def __init__(self) -> None:
-        self._held = b""
+        self._pieces: list[bytes] = []
+        self._missing = 0  # bytes until the next frame, or its length, is whole
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        data = self._held + data
+        if self._pieces:
+            self._pieces.append(data)
+            self._missing -= len(data)
+            if self._missing > 0:
+                return
+            data = b"".join(self._pieces)
+            self._pieces.clear()
         at = 0
+        missing = 4
         while len(data) - at >= 4:
             size = int.from_bytes(data[at : at + 4], "big")
-            if len(data) - at < 4 + size:
+            if size == 0 or size > LARGEST_FRAME:
+                raise FrameBroken(f"a frame of {size} bytes is announced")
+            missing = 4 + size
+            if len(data) - at < missing:
                 break
-            yield data[at + 4], data[at + 5 : at + 4 + size]
-            at += 4 + size
-        self._held = data[at:]
+            yield data[at + 4], data[at + 5 : at + missing]
+            at += missing
+            missing = 4
+        if at < len(data):
+            self._pieces.append(data[at:])
+            self._missing = missing - (len(data) - at)
+
+
+def unpack(form: str, body: bytes, at: int = 0) -> tuple[int, ...]:
+    """Read numbers as `struct.unpack_from` does, or raise FrameBroken."""
+    if len(body) - at < struct.calcsize(form):
+        raise FrameBroken("a frame is cut off")
+    return struct.unpack_from(form, body, at)
+
+
+def read_filters(body: bytes, at: int) -> dict[bytes, int]:
+    """Read the filters of a cell, and how many subscriptions stand behind each."""
+    try:
+        told = json.loads(body[at:])
+    except (ValueError, RecursionError):
+        raise FrameBroken("the filters of a cell are not JSON") from None
+    if not isinstance(told, dict):
+        raise FrameBroken("the filters of a cell are not an object")
+    filters: dict[bytes, int] = {}
+    for name, count in told.items():
+        if type(count) is not int or not 0 <= count < 1 << 53:
+            raise FrameBroken("a filter has no number of subscriptions")
+        try:
+            filters[name.encode()] = count
+        except UnicodeEncodeError:
+            raise FrameBroken("a filter is not UTF-8") from None
+    return filters
 
 
 def write_goals(goals: list[Goal]) -> bytes:
@@ -77,14 +128,16 @@ def write_goals(goals: list[Goal]) -> bytes:
 
 def read_goals(body: bytes, at: int) -> tuple[list[Goal], int]:
     goals: list[Goal] = []
-    (count,) = struct.unpack_from(">H", body, at)
+    (count,) = unpack(">H", body, at)
     at += 2
     for _ in range(count):
-        cell, many = struct.unpack_from(">HH", body, at)
+        cell, many = unpack(">HH", body, at)
         at += 4
         shares = []
         for _ in range(many):
-            (size,) = struct.unpack_from(">H", body, at)
+            (size,) = unpack(">H", body, at)
+            if len(body) - at < 2 + size:
+                raise FrameBroken("a frame is cut off")
             shares.append(body[at + 2 : at + 2 + size])
             at += 2 + size
         goals.append((cell, shares))
@@ -102,13 +155,28 @@ def write_message(message: Publish, now: float) -> bytes:
     return out.getvalue()
 
 
+def read_message(body: bytes, at: int, now: float) -> Publish:
+    """Read the only message of a frame."""
+    found = read_messages(body, at, now)
+    if len(found) != 1:
+        raise FrameBroken(f"a frame for one message has {len(found)}")
+    return found[0]
+
+
 def read_messages(body: bytes, at: int, now: float) -> list[Publish]:
     found = []
     size = len(body)
     while at < size:
-        start = int(body_of(body, at, size))
-        end = start + int(length_of(body, at, start))
-        message = decode_publish(body, body[at] & 15, start, end, V5)
+        try:
+            start = int(body_of(body, at, size))
+            if start == 0 or body[at] >> 4 != _PUBLISH_TYPE:
+                raise FrameBroken("a message is not a PUBLISH")
+            end = start + int(length_of(body, at, start))
+            if end > size:
+                raise FrameBroken("a message is cut off")
+            message = decode_publish(body, body[at] & 15, start, end, V5)
+        except ProtocolViolation as fault:
+            raise FrameBroken(f"a message cannot be read: {fault}") from None
         if message.expiry >= 0:
             message.expires_at = now + float(message.expiry)
         found.append(message)

@@ -9,7 +9,7 @@ import json
 from typing import Any, Final
 
 from sluice.broker.connection import Connection
-from sluice.cluster.lines import LineTransport
+from sluice.cluster.lines import LineLost, LineTransport
 
 CLIENT: Final = b"client "
 LEG: Final = b"leg"
@@ -32,12 +32,27 @@ def guest(connection: Connection, greeting: bytes) -> Guest:
     if greeting == LEG:
         connection.trusted = True
         return Guest(connection, {})
-    facts = json.loads(greeting[len(CLIENT) :])
-    if facts["peername"] is not None:
-        facts["peername"] = tuple(facts["peername"])
-    if facts["peercert"] is not None:
-        facts["peercert"] = _certificate(facts["peercert"])
-    return Guest(connection, facts)
+    return Guest(connection, _facts_in(greeting[len(CLIENT) :]))
+
+
+def _facts_in(told: bytes) -> dict[str, Any]:
+    """Where a client comes from; LineLost when it is not told as agreed."""
+    try:
+        facts = json.loads(told)
+    except (ValueError, RecursionError):
+        raise LineLost("the greeting of a client is not JSON") from None
+    if not isinstance(facts, dict):
+        raise LineLost("the greeting of a client is no object")
+    address, certificate = facts.get("peername"), facts.get("peercert")
+    if address is not None:
+        if not isinstance(address, list) or [type(one) for one in address[:2]] != [str, int]:
+            raise LineLost("the greeting of a client has no address")
+        address = tuple(address)
+    if certificate is not None:
+        if not isinstance(certificate, dict):
+            raise LineLost("the greeting of a client has no certificate")
+        certificate = _certificate(certificate)
+    return {"peername": address, "peercert": certificate}
 
 
 def _certificate(told: dict[str, Any]) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import time
 from collections.abc import Callable
 
+from sluice.cluster.authentication import LinkKey
 from sluice.cluster.board import Board
-from sluice.cluster.coordinator import NodeInfo
+from sluice.cluster.coordinator import Coordinator, NodeInfo
 from sluice.cluster.link import RemoteLines
 from sluice.cluster.membership import Membership
 from sluice.cluster.settings import ClusterSettings
@@ -52,8 +54,14 @@ def make_lines(settings: ClusterSettings, owner_of: Callable[[int], NodeInfo | N
     return RemoteLines(options, owner_of)
 
 
+async def make_link_key(settings: ClusterSettings, coordinator: Coordinator) -> LinkKey:
+    """From the secret that is configured, else from the one that the coordinator holds."""
+    secret = settings.link_secret() or await coordinator.shared_secret()
+    return await asyncio.to_thread(LinkKey, secret, settings.name)
+
+
 def node_info(
-    settings: ClusterSettings, link: Address, mqtt: str = "", http: str = "", grpc: str = ""
+    settings: ClusterSettings, link: Address, mqtt: str = "", http: str = "", grpc: str = "", key: str = ""
 ) -> NodeInfo:
     """A new incarnation of this node. The addresses are those that its doors listen at."""
     name = settings.node or f"{socket.gethostname()}:{link.port}"
@@ -65,6 +73,7 @@ def node_info(
         http=_advertise(settings, http),
         grpc=_advertise(settings, grpc),
         started_at=time.time(),
+        key=key,
     )
 
 

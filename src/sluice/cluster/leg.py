@@ -46,12 +46,17 @@ from sluice.wire.packets import (
 )
 from sluice.wire.primitives import read_u16
 from sluice.wire.properties import PUBACK, PUBLISH, Properties
+from sluice.wire.reasons import IMPLEMENTATION_SPECIFIC_ERROR
 
 if TYPE_CHECKING:
     from sluice.cluster.legs import SessionLegs
 
 FIRST_PAUSE: Final = 0.02  # before a line that broke is dialled again,
 LONGEST_PAUSE: Final = 0.5  # and at most
+NO_OWNER: Final = (
+    "the part of the cluster that has this queue does not answer: subscribe again in a moment, "
+    "and see `sluice cluster status` if it stays so"
+)
 MOST_WAITING: Final = 1024  # publishes that wait for an answer, before the publisher is not heard
 
 
@@ -83,6 +88,7 @@ class Leg(Port):
         self._pause = FIRST_PAUSE
         self._choked = False
         self._renews = False  # the line is to be made anew, once nothing on it waits for an answer
+        self._sweeping = False
 
     # ---- the line
 
@@ -113,7 +119,7 @@ class Leg(Port):
         self._fresh = False
         self._say(connect)
         again, self._sent = self._sent, {}
-        self._backlog.extendleft(reversed(again.values()))
+        self._backlog.extendleft(reversed([sent for sent in again.values() if not sent.refused]))
         others = self._settle_late()
         self._say(Pingreq())  # its answer comes behind all that is said again
         self._asked = {
@@ -148,9 +154,9 @@ class Leg(Port):
         if not late:
             return [sent]
         whole = Whole(sent, len(late) if rest is None else len(late) + 1)
-        parts = [Sent(packet, True, -1, whole) for packet in late]
+        parts = [Sent(packet, True, -1, whole, sent.until) for packet in late]
         if rest is not None:
-            parts.append(Sent(rest, True, sent.epoch, whole))
+            parts.append(Sent(rest, True, sent.epoch, whole, sent.until))
         return parts
 
     def data_received(self, data: bytes) -> None:
@@ -199,6 +205,9 @@ class Leg(Port):
         if packet.expires_at:
             packet.expiry = max(0, int(packet.expires_at - self._legs.now() + 0.999))
         sent = Sent(packet, settles, epoch)
+        if epoch >= 0 and packet.qos > 0:
+            sent.until = self._legs.answer_by()
+            self._sweep_later()
         if settles and epoch >= 0 and self._given:
             self._note_words(packet)
         if self._transport is None:
@@ -226,9 +235,10 @@ class Leg(Port):
     def subscribe(
         self, topic_filter: bytes, qos: int, wishes: list[str], answer: Callable[[int, str], None] | None
     ) -> None:
+        asked = Asked(topic_filter, answer, self._legs.answer_by(), self._filters.get(topic_filter))
+        self._sweep_later()
         self._filters[topic_filter] = (qos, wishes)
         self._look_again()
-        asked = Asked(topic_filter, answer)
         if self._transport is None:
             self._asked[-len(self._asked) - 1] = asked
             self.dial()
@@ -322,6 +332,9 @@ class Leg(Port):
                 self._filters.pop(asked.topic_filter, None)
             if asked is not None and asked.answer is not None:
                 asked.answer(reason, _words(packet.properties))
+            elif asked is not None and asked.topic_filter not in self._filters and reason < 0x80:
+                # The client was refused meanwhile.
+                self._say(Unsubscribe(self._next_id(), [asked.topic_filter]))
         elif isinstance(packet, Connack):
             self._pause = FIRST_PAUSE
             if packet.reason >= 0x80:
@@ -374,8 +387,10 @@ class Leg(Port):
             if sent.settles and reason < 0x80:
                 self._holding.settled(sent.packet)
             whole = sent.whole
-            if whole is not None:
-                if whole.add(reason, _words(properties)):
+            if sent.refused:
+                pass
+            elif whole is not None:
+                if whole.add(reason, _words(properties)) and not whole.refused:
                     said = whole.sent
                     self._legs.answer(said.packet, True, said.epoch, whole.reason, whole.why)
             elif sent.epoch >= 0:
@@ -386,8 +401,58 @@ class Leg(Port):
             self._work_off()
 
     def _renew(self) -> None:
-        if not self._sent:
+        if all(sent.refused for sent in self._sent.values()):
             self._drop()
+
+    # ---- what has waited too long
+
+    def _sweep_later(self) -> None:
+        if not self._sweeping:
+            self._sweeping = True
+            self._legs.later(self._legs.sweep_seconds(), self._sweep)
+
+    def _sweep(self) -> None:
+        """Refuse what the far cell has not answered in time: it has no owner, or is not reached."""
+        self._sweeping = False
+        self._legs.begin()
+        now = self._legs.now()
+        late = [sent for sent in self._sent.values() if 0.0 < sent.until <= now]
+        late += [sent for sent in self._backlog if 0.0 < sent.until <= now]
+        if late:
+            # What settles by token is said all the same: late work is work.
+            kept = [sent for sent in self._backlog if not 0.0 < sent.until <= now or sent.epoch < 0]
+            self._backlog = deque(kept)
+        for sent in late:
+            sent.until = 0.0
+            self._refuse(sent)
+        for key, asked in list(self._asked.items()):
+            if asked.answer is not None and asked.until <= now:
+                self._refuse_subscription(key, asked)
+        waits = any(sent.until for sent in self._sent.values())
+        waits = waits or any(sent.until for sent in self._backlog)
+        if waits or any(asked.answer is not None for asked in self._asked.values()):
+            self._sweep_later()
+
+    def _refuse(self, sent: Sent) -> None:
+        whole = sent.whole
+        if whole is None:
+            sent.refused = True
+            self._legs.refuse_late(sent.packet, sent.settles, sent.epoch)
+        elif not whole.refused:
+            whole.refused = True
+            self._legs.refuse_late(whole.sent.packet, True, whole.sent.epoch)
+
+    def _refuse_subscription(self, key: int, asked: Asked) -> None:
+        answer, asked.answer = asked.answer, None
+        if asked.before is None:
+            self._filters.pop(asked.topic_filter, None)
+        else:
+            self._filters[asked.topic_filter] = asked.before
+        self._look_again()
+        if key < 0:
+            del self._asked[key]  # it was never said
+        if answer is not None:
+            answer(IMPLEMENTATION_SPECIFIC_ERROR, NO_OWNER)
 
     # ---- saying it
 

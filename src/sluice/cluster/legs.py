@@ -16,9 +16,11 @@ from sluice.broker.queue_topics import PREFIX, Wishes, parse_queue_topic, read_w
 from sluice.cluster.guest import LEG
 from sluice.cluster.leg import Leg
 from sluice.cluster.lines import LineTransport
+from sluice.cluster.spread import LONGEST_SWEEP, UNREACHABLE
 from sluice.cluster.where import EVERYWHERE, cell_of_filter
 from sluice.wire.encode import encode
 from sluice.wire.packets import V5, Connect, Disconnect, Publish
+from sluice.wire.reasons import IMPLEMENTATION_SPECIFIC_ERROR
 from sluice.wire.topics import matches
 
 if TYPE_CHECKING:
@@ -97,6 +99,24 @@ class SessionLegs(Legs):
         if packet.qos > 0:
             self.session.answer_far(packet, settles, epoch, reason, why)
         self.unhold()
+
+    def refuse_late(self, packet: Publish, settles: bool, epoch: int) -> None:
+        """The client of a publish is told that there was no answer in time."""
+        session = self.session
+        connection = session.connection
+        if session.version == V5 or not settles:
+            session.answer_far(packet, settles, epoch, IMPLEMENTATION_SPECIFIC_ERROR, UNREACHABLE)
+        elif connection is not None and session.epoch() == epoch:
+            # MQTT 3.1.1 cannot refuse a settlement: without an answer the client repeats it.
+            connection.end(IMPLEMENTATION_SPECIFIC_ERROR, UNREACHABLE)
+        self.unhold()
+
+    def answer_by(self) -> float:
+        """When what is asked now must be answered."""
+        return self.now() + self._abroad.node.answer_seconds
+
+    def sweep_seconds(self) -> float:
+        return min(LONGEST_SWEEP, self._abroad.node.answer_seconds / 4)
 
     def unhold(self) -> None:
         if self._held and not any(leg.is_full() for leg in self._legs.values()):

@@ -1,13 +1,16 @@
 """Lines to the cells of other nodes: a gRPC stream to each of them, and one from each.
 
 A node calls every other one it knows and keeps the stream up; the lines that it dials run over it, those that the other
-dials over the other's. Signs of life go both ways, so that silence is noticed; whether a broken stream means that the
-process is gone is found out by knocking at its port, since a host that refuses has nobody who listens.
+dials over the other's. What comes over a stream is believed, so none begins before both ends have proved that they
+belong to the cluster (`authentication`), and calls are taken from registered nodes alone. Signs of life go both ways,
+so that silence is noticed; whether a broken stream means that the process is gone is found out by knocking at its port,
+since a host that refuses has nobody who listens. `Ping` answers anybody: it only shows that this port is served.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,21 +19,42 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from sluice.cluster.authentication import (
+    LinkCall,
+    LinkKey,
+    NotProved,
+    check_caller,
+    names_host,
+    prove_as_caller,
+)
 from sluice.cluster.coordinator import NodeInfo
 from sluice.cluster.lines import THE_NODE, Accept, LineLost, LineProtocol, NoOwner
-from sluice.cluster.stream import OPTIONS, LinkOptions, Stream, bind_port, open_channel
+from sluice.cluster.stream import OPTIONS, STREAM_ENDS, LinkOptions, Stream, bind_port, open_channel
 from sluice.cluster.trunk import Trunk
 from sluice.notation import Address, parse_address
+
+log = logging.getLogger(__name__)
 
 METHOD: Final = "/sluice.Link/Talk"
 PING: Final = "/sluice.Link/Ping"
 KNOCK_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = (0.05, 1.0)  # between attempts: the first, and the longest
+HANDSHAKE_SECONDS: Final = 5.0  # for both proofs
+REGISTERED_SECONDS: Final = 1.0  # the registration of a proven caller may arrive after its call
 STALE: Final = 3.0  # silences after which a stream is made anew, because a line may die without a word
 
 
 def _not_counted(node_id: str) -> None:
     """It was heard on a stream that says nothing of ours."""
+
+
+class LinkRefused(Exception):
+    """A call that is not taken, and what the caller and the log are told."""
+
+    def __init__(self, reason: str, code: grpc.StatusCode, level: int = logging.WARNING) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.level = level
 
 
 def refuse_line(cell: int, greeting: bytes, node_id: str) -> LineProtocol | None:
@@ -46,6 +70,7 @@ class RemoteLines:
         self.address = options.listen  # with the port that was taken, once it is open
         self.options = options
         self.me = ""  # the id of this incarnation; nobody is called, and no call is taken, without it
+        self.key: LinkKey | None = None  # what nodes prove to each other
         self.heard_at: dict[
             str, float
         ] = {}  # by the id of a node, when it last said anything, by the loop's clock
@@ -53,6 +78,8 @@ class RemoteLines:
         self._server: Any = None
         self._calls: dict[str, _Call] = {}
         self._taken: set[Stream] = set()
+        self._nodes: dict[str, NodeInfo] = {}  # registered, as last heard
+        self._met = asyncio.Event()
         self._gone: set[str] = set()  # ids that will not come back: a new incarnation has a new one
 
     async def open(self) -> None:
@@ -77,14 +104,16 @@ class RemoteLines:
             await self._server.stop(None)
             self._server = None
 
-    def join(self, me: str) -> None:
+    def join(self, me: str, key: LinkKey) -> None:
         """From now on this node is the one of this id. Before it is registered: who hears of it calls it."""
         self.leave()
+        self.key = key
         self.me = me
 
     def leave(self) -> None:
         """Hang up, on both kinds of streams: this incarnation is over."""
         self.me = ""
+        self._nodes = {}
         for node_id in list(self._calls):
             self._hang_up(node_id, "this node has left the cluster")
         for stream in list(self._taken):
@@ -94,11 +123,13 @@ class RemoteLines:
         """These are the nodes that live. Who is new is called, who is no more among them is hung up on."""
         if not self.me:
             return
+        self._nodes = dict(nodes)
+        self._met.set()
         for node_id in [one for one in self._calls if one not in nodes]:
             self._gone.add(node_id)
             self._hang_up(node_id, f"node {node_id} has left, or was put out")
         for stream in list(self._taken):
-            if stream.peer in self._gone:
+            if stream.peer not in nodes:
                 stream.end(f"node {stream.peer} has left, or was put out")
         for node_id, node in nodes.items():
             if node_id != self.me and node_id not in self._calls:
@@ -169,12 +200,13 @@ class RemoteLines:
         """Another node calls: its lines run over this stream until one of us hangs up."""
         told = dict(context.invocation_metadata())
         caller = str(told.get("sluice-from", ""))
-        if told.get("sluice-cluster") != self.options.cluster:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "this is another cluster")
-        if not self.me or caller in self._gone:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "one of us is not in the cluster now")
-        if told.get("sluice-to") != self.me:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this is another incarnation")
+        facts = {"node": caller[:200], "address": context.peer()}
+        try:
+            await self._admit(told, caller, context)
+        except LinkRefused as refusal:
+            log.log(refusal.level, "link refused", extra={**facts, "reason": str(refusal)})
+            await context.abort(refusal.code, str(refusal))
+        log.info("link accepted", extra=facts)
         stream = self.new_stream(caller, self.accept)
         self._taken.add(stream)
         try:
@@ -182,6 +214,56 @@ class RemoteLines:
         finally:
             self._taken.discard(stream)
             stream.lose()
+
+    async def _admit(self, told: dict[str, Any], caller: str, context: Any) -> None:
+        """Return when the caller has proved to be a registered node that means this one."""
+        if told.get("sluice-cluster") != self.options.cluster:
+            raise LinkRefused("this is another cluster", grpc.StatusCode.PERMISSION_DENIED)
+        key = self.key
+        if key is None:
+            raise LinkRefused(
+                "this node is not in the cluster now", grpc.StatusCode.UNAVAILABLE, logging.INFO
+            )
+        call = LinkCall(self.options.cluster, caller, str(told.get("sluice-to", "")))
+        self._check_ids(call)
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                await check_caller(key, call, context.read, context.write)
+        except NotProved as fault:
+            raise LinkRefused(str(fault), grpc.StatusCode.PERMISSION_DENIED) from None
+        except STREAM_ENDS:
+            raise LinkRefused("the caller hung up", grpc.StatusCode.CANCELLED, logging.INFO) from None
+        except TimeoutError:
+            raise LinkRefused("the handshake takes too long", grpc.StatusCode.DEADLINE_EXCEEDED) from None
+        node = await self._registered(caller)
+        self._check_ids(call)
+        host = parse_address(node.link).host
+        if self.options.tls is not None and not names_host(_names_of(context), host):
+            raise LinkRefused(
+                f"the certificate of the caller has no subject alternative name {host}, the host that "
+                f"node {node.name} has registered",
+                grpc.StatusCode.PERMISSION_DENIED,
+            )
+
+    def _check_ids(self, call: LinkCall) -> None:
+        if not self.me or call.caller in self._gone:
+            raise LinkRefused(
+                "one of us is not in the cluster now", grpc.StatusCode.UNAVAILABLE, logging.INFO
+            )
+        if call.acceptor != self.me:
+            raise LinkRefused(
+                "this is another incarnation", grpc.StatusCode.FAILED_PRECONDITION, logging.INFO
+            )
+
+    async def _registered(self, caller: str) -> NodeInfo:
+        try:
+            async with asyncio.timeout(REGISTERED_SECONDS):
+                while caller not in self._nodes:
+                    self._met.clear()
+                    await self._met.wait()
+        except TimeoutError:
+            raise LinkRefused("the caller is not a registered node", grpc.StatusCode.UNAVAILABLE) from None
+        return self._nodes[caller]
 
 
 class _Call:
@@ -228,7 +310,8 @@ class _Call:
                     ("sluice-to", node.id),
                 )
             )
-            await stream.talk(call.read, call.write)
+            if await self._prove(call):
+                await stream.talk(call.read, call.write)
             if call.done() and await call.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 lines.on_gone(node.id)  # somebody else listens there now
         finally:
@@ -238,6 +321,29 @@ class _Call:
             with suppress(asyncio.CancelledError):
                 await channel.close()
         return lines.heard_at.get(node.id, 0.0) > began
+
+    async def _prove(self, call: Any) -> bool:
+        """Whether both ends have proved that they know the secret of the cluster."""
+        lines, node = self._lines, self._node
+        if lines.key is None:
+            return False
+        names = LinkCall(lines.options.cluster, lines.me, node.id)
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                await prove_as_caller(lines.key, names, call.read, call.write)
+            return True
+        except grpc.aio.AioRpcError as fault:
+            if fault.code() is grpc.StatusCode.PERMISSION_DENIED:
+                self._log_failure(fault.details() or "")
+        except NotProved as fault:
+            self._log_failure(str(fault))
+        except (*STREAM_ENDS, TimeoutError):
+            pass  # nobody listens, or not in time: it is called again
+        return False
+
+    def _log_failure(self, reason: str) -> None:
+        facts = {"node": self._node.id, "address": self._node.link, "reason": reason}
+        log.warning("link not established", extra=facts)
 
     async def _watch(self, stream: Stream) -> None:
         """A stream over which nothing comes is given up some time: whatever swallows it may let a new one through."""
@@ -263,6 +369,12 @@ async def _is_gone(link: str) -> bool:
         return False
     writer.close()
     return False
+
+
+def _names_of(context: Any) -> list[str]:
+    """The subject alternative names in the caller's certificate, which gRPC has verified."""
+    found = context.auth_context().get("x509_subject_alternative_name", ())
+    return [name.decode(errors="replace") for name in found]
 
 
 async def _answer_ping(request: bytes, context: object) -> bytes:

@@ -1,6 +1,7 @@
 """Who is there, who holds what, who is not heard: a coordinator on any board.
 
       cells                         how many there are, for the life of the cluster
+      secret                        what nodes prove to each other, unless cluster.secret is configured
       nodes/<id>                    NodeInfo, under the node's lease
       claims/<cell>                 id of the node that holds it; outlives the node
       suspicions/<id>/<id of who>   under the lease of who has it
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
@@ -53,6 +55,10 @@ class Membership:
 
     # ---- coming and going
 
+    async def shared_secret(self) -> str:
+        made = secrets.token_hex(32).encode()
+        return (await self._board.swap("secret", None, made) or made).decode()
+
     async def start(self, me: NodeInfo) -> None:
         loop = asyncio.get_running_loop()
         self._me = me
@@ -67,6 +73,7 @@ class Membership:
             self._board.follow(self._learn_all, self._learn)
             await self._until(lambda: self._changed.is_set())
         self._check_language(me)
+        self._check_secret(me)
         await self._have_name(me)
         asked_at = loop.time()
         lease = await self._board.grant(self._lease_seconds)
@@ -91,6 +98,17 @@ class Membership:
                     f"node {other.name!r} speaks version {other.speaks} of the language between nodes, and this "
                     f"Sluice version {me.speaks}",
                     "Stop every node, then start all of them with the same version of Sluice: nothing kept is lost",
+                )
+
+    def _check_secret(self, me: NodeInfo) -> None:
+        """Refuse to start with another secret than the others: no link would come up."""
+        for other in self.nodes.values():
+            was_me = other.name == me.name and other.link == me.link
+            if other.key != me.key and not was_me:
+                raise CoordinatorError(
+                    f"node {other.name!r} has another cluster secret than this one",
+                    "Give every node the same cluster.secret (or cluster.secret_file), or none at all. To change it, "
+                    "stop every node first",
                 )
 
     async def _have_name(self, me: NodeInfo) -> None:

@@ -17,18 +17,18 @@ from sluice.clock import steady_time
 from sluice.cluster.bridge import GREETING as BRIDGE
 from sluice.cluster.bridge import Bridge, BridgeEnd
 from sluice.cluster.cell import Cell
-from sluice.cluster.frames import ALONE, ANY_CELL, Goal
+from sluice.cluster.frames import ALONE, ANY_CELL, Goal, read_messages, write_message
 from sluice.cluster.guest import guest, is_known
 from sluice.cluster.interest import Interest, pick
 from sluice.cluster.lines import LineProtocol, NoOwner
 from sluice.cluster.local_line import join
-from sluice.cluster.spread import Lookup, Parked, Spread
+from sluice.cluster.spread import ABANDONED, LONGEST_SWEEP, UNREACHABLE, Lookup, Parked, Spread
 from sluice.cluster.taken import Memory
 from sluice.wire.packets import Publish
 
 log = logging.getLogger(__name__)
 
-PARK_SECONDS: Final = 15.0  # what a publish waits for the next owner of a cell
+ANSWER_SECONDS: Final = 10.0  # as `cluster.publish_timeout` unless it is set
 
 
 class NodeLines(Protocol):
@@ -39,8 +39,17 @@ class NodeLines(Protocol):
 
 
 class Node:
-    def __init__(self, cells: int, owner_of: Callable[[int], str | None], lines: NodeLines) -> None:
+    """`answer_seconds` bounds what a publish, a settlement or a subscription waits for another cell."""
+
+    def __init__(
+        self,
+        cells: int,
+        owner_of: Callable[[int], str | None],
+        lines: NodeLines,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
         self.cells = cells
+        self.answer_seconds = answer_seconds
         self.owner_of = owner_of
         self.lines = lines
         self.local: dict[int, Cell] = {}  # those that are open here
@@ -49,6 +58,8 @@ class Node:
         self._memories: dict[str, Memory] = {}  # by the id of another node: what we have of it
         self._last_mark = 0
         self._parked: list[Parked] = []
+        self._blocked: set[int] = set()  # cells with parked publishes: later ones wait behind them
+        self._sweeping = False
         self._held: list[Connection] = []
 
     def now(self) -> float:
@@ -124,12 +135,15 @@ class Node:
         else:
             self.interest.change(cell, filters)
 
-    def when_known(self, known: Callable[[], None]) -> None:
-        """Call back when every node that lives has heard of all our filters."""
+    def when_known(self, known: Callable[[], None], late: Callable[[], None]) -> None:
+        """Call `known` when every node that lives has heard of all our filters, or `late` if that
+        takes too long."""
         waiting = Countdown(len(self._bridges) + 1, known)
         for bridge in list(self._bridges.values()):
             bridge.when_known(waiting.one)
         waiting.one()
+        if not waiting.is_over:
+            asyncio.get_running_loop().call_later(self.answer_seconds, waiting.give_up, late)
 
     # ---- publishes
 
@@ -138,6 +152,7 @@ class Node:
         spread = Spread(message, done)
         self._last_mark += 1
         spread.mark = self._last_mark
+        spread.until = self.now() + self.answer_seconds
         spread.lost = lambda cell: self.send_again((cell, []), spread)
         return spread
 
@@ -146,7 +161,10 @@ class Node:
         by_bridge: dict[Bridge, list[Goal]] = {}
         for cell, shares in goals.items():
             bridge = self._bridge_to(cell)
-            if bridge is None:
+            if spread is not None and cell in self._blocked and cell not in self.local:
+                spread.wait()
+                self._park(Parked((cell, shares), spread, spread.until))
+            elif bridge is None:
                 self.send((cell, shares), message, spread)
             else:
                 by_bridge.setdefault(bridge, []).append((cell, shares))
@@ -171,14 +189,34 @@ class Node:
             bridge.publish([goal], message, spread)
         elif spread is not None:
             spread.wait()
-            self._park_spread(goal, spread)
+            self._park(Parked(goal, spread, spread.until))
 
-    def _park_spread(self, goal: Goal, spread: Spread) -> None:
-        spread.until = spread.until or self.now() + PARK_SECONDS
-        self._park(Parked(goal, spread, spread.until))
+    def resend(self, goal: Goal, spread: Spread) -> None:
+        """Send what was not answered, unless it must not take effect any more."""
+        if not self._is_over(spread):
+            self.send(goal, spread.message, spread)
+
+    def _is_over(self, spread: Spread) -> bool:
+        """Return whether a publish must not be sent a second time.
+
+        One whose publisher is gone was never answered and is dropped: its publisher may have written
+        newer values elsewhere. One that is older than a retained message of the same cell goes to
+        subscribers, and leaves the retained message as it is.
+        """
+        source = spread.source
+        if source is None:
+            return False
+        if source.is_abandoned(spread):
+            spread.fault = spread.fault or ABANDONED
+            return True
+        if spread.message.retain and source.is_superseded(spread):
+            spread.message = unretained(spread.message, self.now())
+        return False
 
     def send_again(self, goal: Goal, spread: Spread) -> None:
         """It was not where it was sent: a cell has moved, or the members of shared subscriptions have gone."""
+        if self._is_over(spread):
+            return
         cell, shares = goal
         if cell == ANY_CELL:
             for name in shares:
@@ -187,7 +225,7 @@ class Node:
             self.send(goal, spread.message, spread)
         else:
             spread.wait()  # the owner does not know yet, or we do not: a moment later one of us does
-            self._park_spread(goal, spread)
+            self._park(Parked(goal, spread, spread.until))
             asyncio.get_running_loop().call_later(0.05, self.retry)
 
     def hand_on(self, name: bytes, message: Publish, spread: Spread | None, past: set[int]) -> None:
@@ -218,34 +256,56 @@ class Node:
             self.warn(f"a will for {topic.decode()} was not kept: {fault}")
 
     def _park(self, parked: Parked) -> None:
-        if not self._parked:
-            asyncio.get_running_loop().call_later(PARK_SECONDS, self._give_up)
         self._parked.append(parked)
+        if isinstance(parked.what, Spread):
+            self._blocked.add(parked.goal[0])
+        self.sweep_later()
 
     def retry(self) -> None:
         """Cells or nodes have come: perhaps somebody answers for what is parked."""
         parked, self._parked = self._parked, []
+        parked.sort(key=_in_order)
+        self._blocked.clear()
         for one in parked:
             cell = one.goal[0]
             if cell not in self.local and self._bridge_to(cell) is None:
-                self._parked.append(one)
+                self._park(one)
             elif isinstance(one.what, Spread):
-                self.send(one.goal, one.what.message, one.what)
+                self.resend(one.goal, one.what)
                 one.what.finish(0)
             else:
                 self.look_up(cell, one.what)
 
-    def _give_up(self) -> None:
+    def sweep_later(self) -> None:
+        """Something waits for other nodes: see in a moment that it does not wait too long."""
+        if not self._sweeping:
+            self._sweeping = True
+            seconds = min(LONGEST_SWEEP, self.answer_seconds / 4)
+            asyncio.get_running_loop().call_later(seconds, self._sweep)
+
+    def _sweep(self) -> None:
+        """Refuse what has waited too long. A lookup of retained messages has no bound: they arrive when
+        their cell has an owner again, as long as the subscription exists."""
+        self._sweeping = False
         now = self.now()
-        late = [one for one in self._parked if one.until <= now]
-        self._parked = [one for one in self._parked if one.until > now]
-        for one in late:
-            if isinstance(one.what, Spread):
-                one.what.finish(0, "a part of the cluster does not answer: publish it again later")
+        parked, self._parked = self._parked, []
+        self._blocked.clear()
+        for one in parked:
+            what = one.what
+            if isinstance(what, Lookup):
+                if what.wanted is None or what.wanted():
+                    self._park(one)
+                else:
+                    what.add([])
+            elif one.until > now:
+                self._park(one)
             else:
-                one.what.add([])
-        if self._parked:
-            asyncio.get_running_loop().call_later(1.0, self._give_up)
+                what.finish(0, UNREACHABLE)
+        for bridge in list(self._bridges.values()):
+            if bridge.expire(now):
+                self.sweep_later()
+        if any(self._bridge_to(cell) is not None for cell in self._blocked):
+            self.retry()
 
     # ---- retained messages
 
@@ -268,7 +328,7 @@ class Node:
         elif bridge is not None:
             bridge.look_up([cell], lookup)
         else:
-            self._park(Parked((cell, []), lookup, self.now() + PARK_SECONDS))
+            self._park(Parked((cell, []), lookup, 0.0))
 
     # ---- slow neighbours
 
@@ -288,7 +348,27 @@ class Countdown:
         self._count = count
         self._done = done
 
+    @property
+    def is_over(self) -> bool:
+        return self._count == 0
+
     def one(self) -> None:
         self._count -= 1
         if self._count == 0:
             self._done()
+
+    def give_up(self, late: Callable[[], None]) -> None:
+        if self._count > 0:
+            late()
+
+
+def unretained(message: Publish, now: float) -> Publish:
+    """Return a copy of a message that goes to subscribers alone."""
+    copy = read_messages(write_message(message, now), 0, now)[0]
+    copy.retain = False
+    return copy
+
+
+def _in_order(parked: Parked) -> int:
+    """Publishes in the order in which they came, behind questions for retained messages."""
+    return parked.what.mark if isinstance(parked.what, Spread) else 0

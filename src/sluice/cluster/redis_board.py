@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisClusterException, RedisError, ResponseError
 
 from sluice.cluster.board import BoardUnavailable, Change, Lease
 from sluice.cluster.coordinator import CoordinatorError
@@ -171,7 +171,7 @@ class RedisBoard:
             tries -= 1
             try:
                 return await asker.ask((what, *words))
-            except (RedisError, OSError) as fault:
+            except (RedisError, RedisClusterException, OSError) as fault:
                 if isinstance(fault, ResponseError) and not passes(fault):
                     raise CoordinatorError(f"Redis refuses: {fault}") from None
                 if loop.time() > until or tries <= 0:

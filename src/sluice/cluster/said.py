@@ -9,13 +9,23 @@ from sluice.wire.packets import Publish
 
 class Sent:
     """A publish on its way to the far cell. The epoch tells which connection of the client waits for the answer; -1:
-    none does, and if it settles, it does so by token. `whole`: it is a part of what the client has said."""
+    none does, and if it settles, it does so by token. `whole`: it is a part of what the client has said. The client is
+    refused if there is no answer by `until`; 0: never."""
 
-    def __init__(self, packet: Publish, settles: bool, epoch: int, whole: Whole | None = None) -> None:
+    def __init__(
+        self,
+        packet: Publish,
+        settles: bool,
+        epoch: int,
+        whole: Whole | None = None,
+        until: float = 0.0,
+    ) -> None:
         self.packet = packet
         self.settles = settles
         self.epoch = epoch
         self.whole = whole
+        self.until = until
+        self.refused = False  # it was given up: an answer that comes now is ignored
 
 
 class Whole:
@@ -25,6 +35,7 @@ class Whole:
         self.sent = sent
         self.reason = 0
         self.why = ""
+        self.refused = False
         self._left = parts
 
     def add(self, reason: int, why: str) -> bool:
@@ -36,8 +47,16 @@ class Whole:
 
 
 class Asked:
-    """A SUBSCRIBE on its way."""
+    """A SUBSCRIBE on its way. `before` is the subscription that it replaces, if there was one."""
 
-    def __init__(self, topic_filter: bytes, answer: Callable[[int, str], None] | None) -> None:
+    def __init__(
+        self,
+        topic_filter: bytes,
+        answer: Callable[[int, str], None] | None,
+        until: float = 0.0,
+        before: tuple[int, list[str]] | None = None,
+    ) -> None:
         self.topic_filter = topic_filter
         self.answer = answer
+        self.until = until
+        self.before = before

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, SecretStr, model_validator
 
 from sluice.fields import Seconds, Section, lasting, number
 from sluice.notation import Address, parse_address
+
+SHORTEST_SECRET: Final = 16  # characters
 
 
 def _existing_file(path: Path) -> Path:
@@ -27,7 +29,28 @@ def _word(value: str) -> str:
     return value
 
 
+def _long_enough(value: SecretStr) -> SecretStr:
+    if 0 < len(value.get_secret_value()) < SHORTEST_SECRET:
+        raise ValueError(
+            f"must have {SHORTEST_SECRET} characters or more; make one with `openssl rand -hex 32`"
+        )
+    return value
+
+
+def _file_of_secret(path: Path) -> Path:
+    try:
+        text = path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        raise ValueError("is not a text file that can be read; put the cluster secret there") from None
+    if len(text) < SHORTEST_SECRET:
+        raise ValueError(
+            f"must hold {SHORTEST_SECRET} characters or more; make one with `openssl rand -hex 32`"
+        )
+    return path
+
+
 PemFile = Annotated[Path, AfterValidator(_existing_file)]
+SecretFile = Annotated[Path, AfterValidator(_file_of_secret)]
 LinkAddress = Annotated[Address, BeforeValidator(_address)]
 Word = Annotated[str, AfterValidator(_word)]
 
@@ -42,6 +65,8 @@ class ClusterSettings(Section):
     listen: LinkAddress = Address("127.0.0.1", 7946)  # for the other nodes
     advertise: str = ""  # the host under which the others reach this node; empty: where it listens
     advertise_link: LinkAddress | None = None  # the whole address of the link, where a port is mapped
+    secret: Annotated[SecretStr, AfterValidator(_long_enough)] = SecretStr("")  # the same for all nodes
+    secret_file: SecretFile | None = None  # or the file that holds it; neither: the coordinator has one
     tls_cert: PemFile | None = None  # mutual TLS on the link: all three, or none
     tls_key: PemFile | None = None
     tls_ca: PemFile | None = None
@@ -55,6 +80,9 @@ class ClusterSettings(Section):
     silence: Annotated[Seconds, lasting(0.2, 300)] = (
         2.0  # then a node is suspected, and put out by a majority
     )
+    publish_timeout: Annotated[Seconds, lasting(1, 300)] = (
+        10.0  # a publish, settlement or subscription for a cell that does not answer is refused then
+    )
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> ClusterSettings:
@@ -67,8 +95,20 @@ class ClusterSettings(Section):
         return self
 
     @model_validator(mode="after")
+    def _one_secret(self) -> ClusterSettings:
+        if self.secret.get_secret_value() and self.secret_file is not None:
+            raise ValueError("cluster.secret and cluster.secret_file are both given; give one of them")
+        return self
+
+    def link_secret(self) -> str:
+        """Return the configured secret of the cluster; empty: the coordinator holds one."""
+        if self.secret_file is not None:
+            return self.secret_file.read_text().strip()
+        return self.secret.get_secret_value()
+
+    @model_validator(mode="after")
     def _link_is_safe(self) -> ClusterSettings:
-        """Whoever reaches the link is taken for a node, which may do everything."""
+        """The secret proves who calls. It does not encrypt what is sent afterwards."""
         plain = self.tls_cert is None and not self.trusted_network
         if self.coordinator != "off" and plain and not self.listen.is_loopback:
             raise ValueError(

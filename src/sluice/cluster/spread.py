@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
@@ -11,7 +11,17 @@ from sluice.queues.ports import Publisher
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
+    from sluice.broker.session import Session
     from sluice.cluster.frames import Goal
+
+
+# Faults of a publish, beside those of the cells that refuse it.
+UNREACHABLE: Final = (
+    "a part of the cluster does not answer: publish again (it may have been stored, so use a "
+    "message-id where that matters), and see `sluice cluster status` if it stays so"
+)
+LONGEST_SWEEP: Final = 1.0  # seconds between two looks for what has waited too long
+ABANDONED: Final = "its publisher is gone"
 
 
 class Origin:
@@ -23,6 +33,18 @@ class Origin:
         self.session = session
         self.mark = mark
         self.lowest = lowest
+
+
+class Source:
+    """The cell that publishes come from. It is asked before one of them is sent a second time."""
+
+    def is_abandoned(self, spread: Spread) -> bool:
+        """Whether nobody waits for the answer any more: the publish must not take effect late."""
+        return False
+
+    def is_superseded(self, spread: Spread) -> bool:
+        """Whether the cell has sent a newer retained message for the same topic since."""
+        return False
 
 
 class Spread:
@@ -37,7 +59,10 @@ class Spread:
         self.origin: Origin | None = None
         self.taken = 0
         self.fault = ""
-        self.until = 0.0  # when it is given up, once it had to wait for the owner of a cell
+        self.until = 0.0  # when it is given up without an answer; 0: never
+        self.source: Source | None = None
+        self.session: Session | None = None  # whose it is,
+        self.epoch = 0  # and by which of its connections it came
         self.lost = lost  # told of a cell that was to keep it and is not here any more
         self._done = done
         self._waiting = 1
@@ -92,6 +117,7 @@ class Lookup:
         self.topic_filter = topic_filter
         self.seen: set[bytes] = set()
         self.left = 0  # cells that have not answered
+        self.wanted: Callable[[], bool] | None = None  # whether the subscription is still there
         self.over: Callable[[], None] | None = None
         self._found = found
 

@@ -126,6 +126,8 @@ class Trunk:
                 raise TrunkBroken("a frame is cut off")
             if kind == OPEN:
                 self._opened_by_peer(number, body)
+            elif kind > BEAT or kind < OPEN:
+                raise TrunkBroken(f"a frame is of kind {kind}, which there is not")
             elif kind != BEAT:
                 line = self.lines.get(number)
                 if line is not None:  # else it was given up here, and the peer does not know yet
@@ -134,8 +136,14 @@ class Trunk:
     def _opened_by_peer(self, number: int, body: bytes) -> None:
         if self._accept is None or len(body) < _CELL.size:
             raise TrunkBroken("a line is opened from the wrong end")
+        if number in self.lines:
+            raise TrunkBroken(f"line {number} is opened twice")
         cell = int(_CELL.unpack_from(body)[0])
-        protocol = self._accept(cell, body[_CELL.size :], self.peer)
+        try:
+            protocol = self._accept(cell, body[_CELL.size :], self.peer)
+        except LineLost as fault:
+            self.send(CLOSE, number, BROKEN + str(fault).encode())
+            return
         if protocol is None:
             self.send(CLOSE, number, NOT_HERE + _CELL.pack(cell))
             return
@@ -153,7 +161,8 @@ class Trunk:
             line.lose(fault)
 
     def forget(self, line: Line) -> None:
-        self.lines.pop(line.number, None)
+        if self.lines.get(line.number) is line:
+            del self.lines[line.number]
 
     def later(self, call: Callable[..., object], *arguments: object) -> None:
         self._soon(call, *arguments)
@@ -176,6 +185,7 @@ class Line:
         self._low = WRITE_HIGH // 4
         self._paused = False
         self._unread: list[bytes] = []
+        self._unread_bytes = 0
         self._owed = 0  # bytes read that no credit was given for yet
         self._end: tuple[Exception | None] | None = None  # closed by the peer; waits for what is unread
 
@@ -242,18 +252,31 @@ class Line:
 
     def receive(self, kind: int, body: bytes) -> None:
         if kind == DATA:
-            if not self._closing:
+            self._check(self._is_open, "bytes come before the line is open")
+            if body and not self._closing:
+                waiting = self._unread_bytes + len(body)
+                # A peer that ignores its credit could fill our memory while the reader pauses.
+                self._check(waiting + self._owed <= WINDOW, "more bytes come than were asked for")
+                self._unread_bytes = waiting
                 self._unread.append(body)
                 self._read()
         elif kind == CREDIT:
+            self._check(len(body) == _U32.size, "a credit is no number")
             self._credit += int(_U32.unpack(body)[0])
+            self._check(self._credit <= WINDOW, "more credit comes than bytes were sent")
             self.push()
         elif kind == OPENED:
+            self._check(not self._is_open, "the line is opened twice")
             self.opened()
         elif kind == CLOSE:
+            fault = _fault_of(body)
             self._trunk.forget(self)
-            self._end = (_fault_of(body),)
+            self._end = (fault,)
             self._read()
+
+    def _check(self, is_right: bool, fault: str) -> None:
+        if not is_right:
+            raise TrunkBroken(f"line {self.number}: {fault}")
 
     def push(self) -> None:
         """Send what credit and stream allow, then the end if that is all."""
@@ -289,6 +312,7 @@ class Line:
         """Hand over what has come, unless the reader pauses; then credit for it, or the end."""
         while self._unread and not self._paused and not self._lost:
             data = self._unread.pop(0)
+            self._unread_bytes -= len(data)
             self._owed += len(data)
             try:
                 self._protocol.data_received(data)
@@ -325,5 +349,7 @@ def _fault_of(body: bytes) -> Exception | None:
     if how == IN_ORDER:
         return None
     if how == NOT_HERE:
+        if len(body) != 1 + _CELL.size:
+            raise TrunkBroken("a line is closed without the number of its cell")
         return NoOwner(int(_CELL.unpack(body[1:5])[0]), "it is not with that node")
     return LineLost(body[1:].decode(errors="replace"))

@@ -58,6 +58,7 @@ class Block:
         self.left: vec[i16] = vec[i16]()  # groups that have not settled it yet
         self.live: i64 = 0
         self.time: i64 = 0  # milliseconds since 1970
+        self.earliest: i64 = 0  # none of them came earlier; below `time` if recovery found them later
         self.latest: i64 = 0  # when the youngest of them came
         self.soonest: i64 = 0  # none of them expires earlier; 0: none expires
         self.seqs: vec[i64] = vec[i64]()  # of a pack
@@ -92,13 +93,16 @@ class Block:
         """A message of that time comes: how that is put down, as its age."""
         if self.time == 0:
             self.time = time
+            self.earliest = time
         if time > self.latest:
             self.latest = time
         if expires and (self.soonest == 0 or expires < self.soonest):
             self.soonest = expires
         age: i64 = time - self.time
-        if age > LONGEST:
-            return LONGEST
+        if age >= 0:
+            return age if age <= LONGEST else LONGEST
+        if time < self.earliest:
+            self.earliest = time
         return age if age >= -LONGEST else -LONGEST
 
     def add(self, address: i64, size: i64, key: i64, expires: i64, age: i64, flags: i64, left: i64) -> None:

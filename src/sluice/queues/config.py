@@ -19,6 +19,9 @@ from sluice.queues.names import DEAD_LETTERS, fault_of_name
 from sluice.queues.rules import ANY_ORDER, DEAD_LETTER, DROP_OLDEST, PER_KEY, REJECT, STRICT, Rules
 
 YEAR: Final = 31_536_000.0
+MAX_ENTRIES: Final = 1000  # of a configuration, and of each section and list in it
+MAX_CONFIG_BYTES: Final = 262_144  # of one that a client publishes
+SHOWN_PROBLEMS: Final = 10
 KEPT_RETRIES: Final = 2**31  # of what is in a dead-letter queue: so many that it does not die again
 KEPT_TIMEOUT: Final = 100 * YEAR
 ORDERINGS: Final = {"none": ANY_ORDER, "partition": PER_KEY, "strict": STRICT}
@@ -101,6 +104,7 @@ class Performance(Section):
     delivery_timeout: Annotated[Seconds, lasting(0.01, YEAR)] = 30.0
     batch_size: Annotated[int, number(1, 65_535)] = 1
     prefetch: Annotated[int, number(1, 65_535)] = 100
+    rebalance_after: Annotated[Seconds, lasting(0, 3600)] = 1.0
     compression: Literal["none", "zstd"] = "none"
     durability: Literal["sync", "interval"] = "sync"
 
@@ -170,6 +174,7 @@ class QueueConfig(Section):
         rules.delivery_timeout = performance.delivery_timeout
         rules.batch_size = performance.batch_size
         rules.prefetch = performance.prefetch
+        rules.rebalance_after = performance.rebalance_after
         rules.compress = performance.compression == "zstd"
         rules.sync = performance.durability == "sync"
         rules.schema = json.dumps(self.schema_) if self.schema_ is not None else ""
@@ -225,6 +230,7 @@ def read_config(
         raise InvalidQueueConfig(
             "a queue's configuration is a JSON object", 'Write it as {"name": "tasks/image", "partitions": 4}'
         )
+    _check_size(given)
     told: dict[str, object] = dict(given)
     if name:
         if told.get("name", name) not in (name, f"$queue/{name}"):
@@ -244,10 +250,22 @@ def read_config(
     try:
         return QueueConfig.model_validate(told)
     except ValidationError as fault:
-        problems = "; ".join(_problem(error) for error in fault.errors())
+        errors = fault.errors()
+        problems = "; ".join(_problem(error) for error in errors[:SHOWN_PROBLEMS])
+        if len(errors) > SHOWN_PROBLEMS:
+            problems += f"; and {len(errors) - SHOWN_PROBLEMS} more"
         raise InvalidQueueConfig(
             f"the configuration of queue {told.get('name', '')!r} cannot be used: {problems}"
         ) from None
+
+
+def _check_size(given: Mapping[str, object]) -> None:
+    """Refuse a configuration with far more entries than one has keys, before each of them is looked at."""
+    for key, value in [("", given), *given.items()] if len(given) <= MAX_ENTRIES else [("", given)]:
+        if key != "schema" and isinstance(value, Mapping | list) and len(value) > MAX_ENTRIES:
+            raise InvalidQueueConfig(
+                f"{key or 'the configuration'} has {len(value)} entries", f"Give at most {MAX_ENTRIES}"
+            )
 
 
 def _merged(base: Mapping[str, object], change: Mapping[str, object]) -> dict[str, object]:

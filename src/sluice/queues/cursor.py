@@ -9,6 +9,9 @@ the moment it is chosen until it is settled, retries included. Those behind it a
 other keys go on. What is parked is bounded: when it is too much, the cursor looks no further until some of it has gone.
 
 A message is out in one of two ways, never in both: it is in `_chosen`, or it has a lease that is not READY.
+
+Messages with a key go to the consumer of the partition. Those without a key, and every message of a queue without an
+order, are shared: any consumer of the group may take them, so they have a heap of their own.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ _NO_GATED: Final[dict[int, list[int]]] = {}
 _NO_RANKS: Final[list[int]] = []
 _NO_SEQUENCES: Final[set[int]] = set()
 _NO_BODIES: Final[dict[object, Message]] = {}
+_NO_HELPERS: Final[list[Consumer]] = []
 _NOTHING_UNLOGGED: Final[list[list[int]]] = []
 
 
@@ -77,9 +81,15 @@ class Cursor:
         self.gate_mark: i64 = NO_GATE  # when the floor comes here, a gate opens for others
         self.returned: dict[int, list[Step]] | None = None  # given back without a failure: see `history`
         self.losses: Losses | None = None  # of a group that is read in bulk
-        self._ready: list[int] = (
-            _NO_RANKS  # chosen, to be leased before anything fresh: by priority and sequence
+        self.helpers: list[Consumer] = _NO_HELPERS  # members without a partition, who share what has no key
+        self.turn: i64 = 0  # which of the consumer and its helpers is next
+        self.is_unserved: bool = False  # is in its group's list of cursors with work that nobody has taken
+        self.blocked_since: float = (
+            0.0  # since when messages wait because the consumer has no room; 0.0: none do
         )
+        # Chosen, to be leased before anything fresh, by priority and sequence: with a key, and without.
+        self._ready: list[int] = _NO_RANKS
+        self._shared: list[int] = _NO_RANKS
         self._chosen: dict[int, int] = _NO_KEYS  # those, and the key that each keeps busy
         # By key, which is a number; as an object it is made once for all that is asked of it.
         self._busy: dict[object, int] = _NO_COUNTS  # messages out
@@ -97,20 +107,56 @@ class Cursor:
 
     def has_more(self) -> bool:
         """Whether `choose` is worth a call."""
-        return len(self._ready) > 0 or (
-            self.fresh < self.partition.committed and self._parked_count < LOOK_AHEAD
+        return (
+            len(self._ready) > 0
+            or len(self._shared) > 0
+            or (self.fresh < self.partition.committed and self._parked_count < LOOK_AHEAD)
         )
+
+    def has_shared(self) -> bool:
+        """Return whether `choose_shared` is worth a call."""
+        if self._shared:
+            return True
+        partition = self.partition
+        if self.fresh >= partition.committed or self._parked_count + len(self._ready) >= LOOK_AHEAD:
+            return False
+        return partition.queue.rules.ordering == 0 or self.fresh <= partition.last_shared
 
     def choose(self) -> i64:
         """The next message that may go out, now counted as out; -1 when there is none."""
-        while self._ready:
-            seq: i64 = i64(heapq.heappop(self._ready)) & SEQUENCE_MASK
+        while self._ready or self._shared:
+            if not self._shared or (len(self._ready) > 0 and self._ready[0] < self._shared[0]):
+                seq: i64 = i64(heapq.heappop(self._ready)) & SEQUENCE_MASK
+            else:
+                seq = i64(heapq.heappop(self._shared)) & SEQUENCE_MASK
             if self._chosen.pop(int(seq), -1) >= 0:  # else it was settled meanwhile
                 return seq
-        return self._choose_fresh(self.partition.committed)
+        return self._choose_fresh(self.partition.committed, False)
 
-    def _choose_fresh(self, end: i64) -> i64:
-        """The same among those before `end` that were not looked at yet."""
+    def choose_shared(self) -> i64:
+        """Return the next message that any consumer of the group may take, counted as out; -1 if there is none.
+
+        Messages with a key that stand before it are admitted or parked on the way: they wait for the
+        consumer of the partition.
+        """
+        while self._shared:
+            seq: i64 = i64(heapq.heappop(self._shared)) & SEQUENCE_MASK
+            if self._chosen.pop(int(seq), -1) >= 0:
+                return seq
+        if not self.has_shared():
+            return -1
+        return self._choose_fresh(self.partition.committed, True)
+
+    def has_deliverable(self) -> bool:
+        """Return whether a message could go out now; unlike `has_more`, it looks for one."""
+        seq = self.choose()
+        if seq < 0:
+            return False
+        self.put_back(seq, self.partition.priority(seq), self.key_of(seq))
+        return True
+
+    def _choose_fresh(self, end: i64, shared: bool) -> i64:
+        """The same among those before `end` that were not looked at yet; `shared`: only those without a key."""
         partition = self.partition
         ordering = partition.queue.rules.ordering
         while self.fresh < end and self._parked_count < LOOK_AHEAD:
@@ -132,8 +178,14 @@ class Cursor:
             if ordering == 0:
                 return seq
             key: i64 = 1 if ordering == STRICT else i64(block.key[at]) & 0xFFFF_FFFF
-            if key == 0 or self._admit(seq, key, -1):
+            if key == 0:
                 return seq
+            if self._admit(seq, key, -1):
+                if not shared:
+                    return seq
+                self.put_back(seq, 0, key)
+                if self._parked_count + len(self._ready) >= LOOK_AHEAD:
+                    return -1
         return -1
 
     def _admit(self, seq: i64, key: i64, priority: i64) -> bool:
@@ -193,10 +245,15 @@ class Cursor:
     def _choose(self, seq: i64, key: i64, rank: int) -> None:
         if self._chosen is _NO_KEYS:
             self._chosen = {}
-        if self._ready is _NO_RANKS:
-            self._ready = []
         self._chosen[int(seq)] = int(key)
-        heapq.heappush(self._ready, rank)
+        if key:
+            if self._ready is _NO_RANKS:
+                self._ready = []
+            heapq.heappush(self._ready, rank)
+        else:
+            if self._shared is _NO_RANKS:
+                self._shared = []
+            heapq.heappush(self._shared, rank)
 
     def hold_back(self, seq: i64) -> None:
         """Not to be leased for now, and still out: its body is being read for its dead letter."""
@@ -207,7 +264,7 @@ class Cursor:
         was out in an earlier life, so what lies before it is no more than was looked at then."""
         most: i64 = MOST_BEFORE
         while self.fresh <= seq and most > 0:
-            before = self._choose_fresh(seq + 1)
+            before = self._choose_fresh(seq + 1, False)
             if before < 0:
                 break
             self.put_back(before, self.partition.priority(before), self.key_of(before))
@@ -420,6 +477,7 @@ class Cursor:
         self.read_to = 0
         self._look_twice = partition.next
         self._ready = _NO_RANKS
+        self._shared = _NO_RANKS
         self._chosen = _NO_KEYS
         self._busy = _NO_COUNTS
         self._parked = _NO_ROWS

@@ -1,4 +1,12 @@
-"""Who gets what: members of a group and their partitions, and leasing messages to those with room."""
+"""Who gets what: members of a group and their partitions, and leasing messages to those with room.
+
+No member with room waits while a message could go to it (work conservation):
+
+* A message with a key goes to the consumer of its partition, one without a key to any member.
+* What the consumer of a partition has no room for is left in `group.unserved`; `share_out` gives it to members that
+  have room when the turn ends: at once what has no key, and the whole partition once messages have waited in it for
+  `rebalance_after`. The order of a key holds all the same: what is out of a key counts for whoever gets the next one.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +24,7 @@ from sluice.queues.partition import Partition
 from sluice.queues.ports import Consumer
 from sluice.queues.reading import AHEAD, BURY, DELIVER, EXPIRE, Read, message_of, read_for
 from sluice.queues.removal import expire, remove_for_all
-from sluice.queues.settling import body_came, bury, fail
+from sluice.queues.settling import body_came, bury, fail, time_to_give_up
 
 if TYPE_CHECKING:
     from sluice.queues.engine import Engine
@@ -32,25 +40,57 @@ def offer(engine: Engine, cursor: Cursor) -> None:
     consumer = cursor.consumer
     if consumer is None:
         return
+    if cursor.helpers:
+        _offer_in_turns(engine, cursor)
     count: i64 = len(consumer.cursors)
     if count <= 1:
-        _offer(engine, cursor, consumer, ALL)
+        if _offer(engine, cursor, consumer, ALL, False):
+            _leave_unserved(engine, cursor, consumer)
         return
     share: i64 = consumer.prefetch // count
-    _offer(engine, cursor, consumer, share)
+    left = _offer(engine, cursor, consumer, share, False)
     if cursor.out >= share:
         engine.feed(consumer)
+    elif left:
+        _leave_unserved(engine, cursor, consumer)
 
 
-def _offer(engine: Engine, cursor: Cursor, consumer: Consumer, most: i64) -> None:
+def _offer_in_turns(engine: Engine, cursor: Cursor) -> None:
+    """Deal messages without a key out to the consumer of the partition and its helpers, one by one."""
+    takers = [*cursor.helpers]
+    if cursor.consumer is not None:
+        takers.append(cursor.consumer)
+    full: i64 = 0
+    while full < len(takers) and not cursor.fetching and cursor.has_shared():
+        before = cursor.out
+        cursor.turn = (cursor.turn + 1) % len(takers)
+        taker = takers[cursor.turn]
+        if taker.has_room():
+            full = 0
+            _offer(engine, cursor, taker, before + 1, True)
+            if cursor.out == before:
+                return  # nothing is left, or a body is being read
+        else:
+            full += 1
+
+
+def _offer(engine: Engine, cursor: Cursor, consumer: Consumer, most: i64, shared: bool) -> bool:
+    """Lease messages to `consumer` until `most` of the cursor's are out; `shared`: only those without a key.
+
+    Return whether the consumer had no room for messages that may be left.
+    """
     if cursor.fetching:
-        return
+        return False
     partition = cursor.partition
     alone = len(partition.cursors) == 1
-    while cursor.out < most and consumer.has_room():
-        seq = cursor.choose()
+    while cursor.out < most:
+        if not consumer.has_room():
+            return cursor.has_more()
+        seq = cursor.choose_shared() if shared else cursor.choose()
         if seq < 0:
-            return
+            if not shared:
+                cursor.blocked_since = 0.0
+            return False
         number: object = int(seq)
         message = partition.young.get(number) if partition.young else None
         if message is not None:
@@ -71,12 +111,13 @@ def _offer(engine: Engine, cursor: Cursor, consumer: Consumer, most: i64) -> Non
                 cursor.put_back(seq, partition.priority(seq), cursor.key_of(seq))
                 if not cursor.reading:
                     read_for(engine, cursor, seq)
-                return
+                return False
         if message.expires and float(message.expires) <= engine.now:
             cursor.put_back(seq, partition.priority(seq), cursor.key_of(seq))
             expire(engine, partition, seq, message)
             continue
         _lease(engine, cursor, seq, message, consumer)
+    return False
 
 
 def _lease(engine: Engine, cursor: Cursor, seq: i64, message: Message, consumer: Consumer) -> None:
@@ -92,7 +133,7 @@ def _lease(engine: Engine, cursor: Cursor, seq: i64, message: Message, consumer:
         cursor.leases[number] = lease
         queue.delivery_latency.add(now - float(message.enqueued_at) / 1000.0)
     else:
-        if lease.failures and now >= lease.first_at + queue.rules.total_timeout:
+        if lease.failures and now >= time_to_give_up(engine, lease):
             lease.state = WAITING
             lease.message = message
             bury(engine, lease, "timeout", lease.description, True)
@@ -102,8 +143,7 @@ def _lease(engine: Engine, cursor: Cursor, seq: i64, message: Message, consumer:
     lease.consumer = consumer
     lease.holder = consumer.client
     lease.state = LEASED
-    lease.token = engine.next_token
-    engine.next_token += 1
+    lease.token = engine.new_token()
     lease.attempt = lease.failures + 1
     lease.last_at = now
     lease.since = now
@@ -111,6 +151,7 @@ def _lease(engine: Engine, cursor: Cursor, seq: i64, message: Message, consumer:
     cursor.out += 1
     cursor.delivered += 1
     consumer.held += 1
+    consumer.full_since = 0.0
     group.delivered += 1
     queue.deadlines.add(lease)
     if queue.watch_at == 0.0:
@@ -123,13 +164,26 @@ def _lease(engine: Engine, cursor: Cursor, seq: i64, message: Message, consumer:
 def refill(engine: Engine, consumer: Consumer) -> None:
     """Give a consumer with room what its partitions have, each partition in turn: first their shares, then whatever
     there is. While one of them waits for a body, what is left is left to it."""
-    cursors = consumer.cursors
-    count: i64 = len(cursors)
-    if count == 0:
+    if consumer.was_relieved and consumer.has_room():
+        consumer.was_relieved = False
+        if consumer.group is not None:
+            rebalance(engine, consumer.group)  # it gets its share of the partitions back
+    count: i64 = len(consumer.cursors)
+    if count > 0:
+        share: i64 = ALL if count == 1 else consumer.prefetch // count
+        if _serve(engine, consumer, share) and count > 1 and consumer.has_room():
+            _serve(engine, consumer, ALL)
+    group = consumer.group
+    if group is None or not group.shares_work():
         return
-    share: i64 = ALL if count == 1 else consumer.prefetch // count
-    if _serve(engine, consumer, share) and count > 1 and consumer.has_room():
-        _serve(engine, consumer, ALL)
+    if consumer.has_room():
+        if group.unserved:
+            group.is_saturated = False
+            engine.share_later(group)
+    else:
+        for cursor in consumer.cursors:
+            if cursor.has_more():
+                _leave_unserved(engine, cursor, consumer)
 
 
 def _serve(engine: Engine, consumer: Consumer, most: i64) -> bool:
@@ -142,11 +196,91 @@ def _serve(engine: Engine, consumer: Consumer, most: i64) -> bool:
         cursor = cursors[(consumer.turn + step) % count]
         step += 1
         if cursor.has_more():
-            _offer(engine, cursor, consumer, most)
+            _offer(engine, cursor, consumer, most, False)
         if cursor.fetching:
             here = False
     consumer.turn = (consumer.turn + step) % count
     return here
+
+
+# ---- sharing what the consumer of a partition has no room for
+
+
+def _leave_unserved(engine: Engine, cursor: Cursor, consumer: Consumer) -> None:
+    """Note that `consumer`, which has the partition, has no room for messages that could be delivered."""
+    group = cursor.group
+    if not group.shares_work():
+        return
+    if consumer.full_since == 0.0:
+        consumer.full_since = engine.now
+    if cursor.blocked_since == 0.0:
+        cursor.blocked_since = engine.now
+    if not cursor.is_unserved:
+        cursor.is_unserved = True
+        group.unserved.append(cursor)
+    if not group.is_saturated:
+        engine.share_later(group)
+
+
+def share_out(engine: Engine, group: Group) -> None:
+    """Give messages that the consumers of their partitions have no room for to members that have room."""
+    unserved = group.unserved
+    group.unserved = []
+    for cursor in unserved:
+        cursor.is_unserved = False
+    for cursor in unserved:
+        if _share(engine, group, cursor) and not cursor.is_unserved:
+            cursor.is_unserved = True
+            group.unserved.append(cursor)
+
+
+def _share(engine: Engine, group: Group, cursor: Cursor) -> bool:
+    """Do so for one partition; return whether messages are left that a member may take later."""
+    while cursor.consumer is not None and not cursor.fetching and cursor.has_more():
+        if group.is_saturated:
+            return True
+        member = group.member_with_room()
+        if member is None:
+            group.is_saturated = True
+            return True
+        consumer = cursor.consumer
+        if consumer is member or consumer.has_room():
+            if not _offer(engine, cursor, consumer, ALL, False):
+                return False
+            continue
+        before = cursor.out
+        _offer(engine, cursor, member, before + 1, True)
+        if cursor.out > before or cursor.fetching:
+            continue
+        # What is left has a key: it waits for the consumer of the partition, or the partition moves.
+        if not cursor.has_deliverable():
+            cursor.blocked_since = 0.0
+            return False
+        movable_at = _movable_at(group, cursor, consumer, member)
+        if movable_at > engine.now:
+            engine.timers.expect_handover(group, movable_at)
+            return True
+        if _is_stuck(engine, group, consumer):
+            consumer.was_relieved = True
+        group.hand_over(cursor, member)
+        cursor.blocked_since = engine.now
+    if not cursor.has_more():
+        cursor.blocked_since = 0.0
+    return False
+
+
+def _movable_at(group: Group, cursor: Cursor, consumer: Consumer, member: Consumer) -> float:
+    """Return when the partition may move to `member`: messages have waited for its consumer for long enough. A member
+    of a lower priority must also have seen that consumer without any room for as long."""
+    since = cursor.blocked_since
+    if member.priority < consumer.priority and consumer.full_since > since:
+        since = consumer.full_since
+    return since + group.queue.rules.rebalance_after
+
+
+def _is_stuck(engine: Engine, group: Group, consumer: Consumer) -> bool:
+    """Return whether it took nothing for as long as a partition may wait, and not only less than there is."""
+    return consumer.full_since > 0.0 and engine.now - consumer.full_since >= group.queue.rules.rebalance_after
 
 
 # ---- bodies that had to be read
@@ -219,9 +353,12 @@ def join(engine: Engine, group: Group, consumer: Consumer) -> None:
     consumer.settled_at = engine.now
     consumer.stalled = False
     consumer.paused = False
+    consumer.full_since = 0.0
+    consumer.was_relieved = False
     group.consumers.append(consumer)
     group.queue.consumers += 1
     rebalance(engine, group)
+    engine.feed(consumer)
 
 
 def leave(engine: Engine, consumer: Consumer) -> None:
@@ -253,9 +390,21 @@ def pause(engine: Engine, consumer: Consumer, paused: bool) -> None:
         engine.feed(consumer)
 
 
+def set_prefetch(engine: Engine, consumer: Consumer, prefetch: i64) -> None:
+    """Change how much a consumer takes. With 0 it drains: others get its partitions at once, it keeps what it has."""
+    drains = (consumer.prefetch == 0) != (prefetch == 0)
+    consumer.prefetch = prefetch
+    if drains and consumer.group is not None:
+        rebalance(engine, consumer.group)
+    engine.feed(consumer)
+
+
 def rebalance(engine: Engine, group: Group) -> None:
+    """Share the partitions out among the members. Each member is asked what it has room for, since what one member
+    had no room for may go to another now."""
     for cursor in group.rebalance():
-        if cursor.consumer is not None:
-            engine.feed(cursor.consumer)
-        else:
+        cursor.blocked_since = 0.0
+        if cursor.consumer is None:
             engine.young.forget_ahead(cursor)
+    for consumer in group.eligible():
+        engine.feed(consumer)

@@ -15,11 +15,12 @@ lifecycle, dispatch, reading, settling, removal, timers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Final
 
 from mypy_extensions import i64
 
-from sluice.errors import MessageTooLarge, NoRoom, StoreUnavailable, UnknownQueue
+from sluice.errors import MessageTooLarge, UnknownQueue, refusal_to_store
 from sluice.message import (
     COMPRESSED,
     DELAYED,
@@ -69,8 +70,11 @@ class Engine:
         # What has left compacted queues, by partition, for a store that shows them; None where nobody asks.
         self.gone: dict[int, list[int]] | None = None
         self.max_length: i64 = 0  # of one partition, from its oldest message on; 0: any
+        self.started_at: float = 0.0  # when the queues were brought back; what was delivered before is older
         self.unavailable: str = ""  # why the store takes nothing: publishers are refused meanwhile
         self.no_room: bool = False  # and whether that is for want of room
+        self.no_memory: bool = False  # of memory, not of disk; then no_room holds as well
+        self.refused_for_memory: int = 0
         self.alerts: list[dead_letters.Alert] = []
         self.warnings: list[str] = []  # for the log of whoever drives the engine
         self.made: list[Queue] = []  # queues that came into being by themselves, for dead letters
@@ -92,11 +96,15 @@ class Engine:
         self.next_gid: i64 = 1
         self.next_token: i64 = 1
         self.first_token: i64 = 1  # what is below was given out in an earlier life
+        self._token_bits: Random = Random(0)
+        self._steps: i64 = 0  # random bits for the next tokens,
+        self._steps_left: i64 = 0  # and for how many
         self.closing: bool = False  # consumers leave because the server does
         self.joined: i64 = 0
         self.draw: Callable[[], float] = draw
         self._rules_for = rules_for
         self._hungry: list[Consumer] = []
+        self._sharing: list[Group] = []  # groups with messages that members with room may take from others
         # Messages with a priority (due 0.0) or a delay, of the open frame and of the one under way.
         self._special: list[tuple[Partition, int, float]] = []
         self._special_sent: list[tuple[Partition, int, float]] = []
@@ -145,7 +153,9 @@ class Engine:
     def check_available(self) -> None:
         """Refuse what would have to be kept, while the store takes nothing new."""
         if self.unavailable:
-            raise NoRoom(self.unavailable) if self.no_room else StoreUnavailable(self.unavailable)
+            if self.no_memory:
+                self.refused_for_memory += 1
+            raise refusal_to_store(self.unavailable, self.no_room, self.no_memory)
 
     def publish(self, queue: Queue, message: Message, publisher: Publisher | None, tag: i64) -> None:
         """Take a message into the open frame. The publisher hears of it when the frame is kept."""
@@ -312,9 +322,15 @@ class Engine:
             consumer.is_hungry = True
             self._hungry.append(consumer)
 
+    def share_later(self, group: Group) -> None:
+        """Members of `group` may take messages that others have no room for: see to it when the turn ends."""
+        if not group.is_sharing:
+            group.is_sharing = True
+            self._sharing.append(group)
+
     def end_turn(self) -> None:
-        """Offer more to everybody who has settled something in this turn."""
-        while self._hungry:
+        """Offer more to everybody who has settled something in this turn, and share what is left."""
+        while self._hungry or self._sharing:
             hungry = self._hungry
             self._hungry = []
             for consumer in hungry:
@@ -323,6 +339,12 @@ class Engine:
                 other = consumer.next_in_line()
                 if other is not None:
                     self.feed(other)
+            if self._sharing:
+                groups = self._sharing
+                self._sharing = []
+                for group in groups:
+                    group.is_sharing = False
+                    dispatch.share_out(self, group)
         if self.exclusive.hungry:
             self.exclusive.feed_all(self.now)
 
@@ -352,10 +374,39 @@ class Engine:
     def resume(self, consumer: Consumer) -> None:
         dispatch.pause(self, consumer, False)
 
+    def set_prefetch(self, consumer: Consumer, prefetch: i64) -> None:
+        dispatch.set_prefetch(self, consumer, prefetch)
+
     def rebalance(self, group: Group) -> None:
         dispatch.rebalance(self, group)
 
     # ---- settling
+
+    def begin_tokens(self) -> None:
+        """Start the tokens of this run: behind those of every run before, because they begin with the time."""
+        lot = self.draw()  # two starts may be in the same millisecond
+        self._token_bits.seed(lot)
+        self.first_token = (i64(int(self.now * 1000.0)) << 20) + i64(int(lot * 1_048_576.0))
+        self.next_token = self.first_token
+
+    def new_token(self) -> i64:
+        """Return a token for one delivery, larger than every token before it.
+
+        A client that settles for another one proves by the token that it knows that delivery, so a token must not
+        follow from the one before: it begins with the present millisecond, and random bits are behind it. Tokens must
+        not get ahead of the clock, or they would fit in the next run: within a millisecond the steps are small.
+        """
+        start: i64 = i64(int(self.now * 1000.0)) << 20
+        if self.next_token < start:
+            self.next_token = start + i64(self._token_bits.getrandbits(20))
+        token = self.next_token
+        if self._steps_left == 0:
+            self._steps = i64(self._token_bits.getrandbits(40))
+            self._steps_left = 4
+        self.next_token = token + 1 + (self._steps & 1023)
+        self._steps >>= 10
+        self._steps_left -= 1
+        return token
 
     def lease_of(self, group: Group, name: bytes, token: i64, client: str) -> Lease:
         """The delivery that a settling client means, if it may still settle it."""

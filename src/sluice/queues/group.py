@@ -27,6 +27,13 @@ class Group:
         self.delivered: i64 = 0
         self.redelivered: i64 = 0
         self.nacked: i64 = 0
+        # Cursors with messages for which their consumer has no room; see dispatch.share_out.
+        self.unserved: list[Cursor] = []
+        self.is_sharing: bool = False  # is looked at when the turn ends
+        self.is_saturated: bool = False  # no member had room at the last look, and none has had any since
+        self.handover_at: float = 0.0  # when a partition may move to a member with room; 0.0: not set
+        self._eligible: list[Consumer] = []  # members that may be given messages, the highest priority first
+        self._next: i64 = 0  # which of them is asked next
         self._owners: list[int] = []
 
     # ---- members
@@ -47,20 +54,77 @@ class Group:
             if holder is not None:
                 holder.cursors.append(cursor)
         self._owners = owners
+        self._assign_helpers(active)
+        self.is_saturated = False
         return moved
 
+    def _assign_helpers(self, active: list[Consumer]) -> None:
+        """Spread the active members without a partition over the cursors."""
+        for cursor in self.cursors:
+            if cursor.helpers:
+                cursor.helpers = []
+        if len(active) <= len(self.cursors):
+            return
+        number = 0
+        for consumer in active:
+            if not consumer.cursors:
+                cursor = self.cursors[number % len(self.cursors)]
+                cursor.helpers = [*cursor.helpers, consumer]
+                number += 1
+
     def _active(self) -> list[Consumer]:
-        """Who gets partitions: one exclusive member alone, else those of the highest priority that are not stalled.
-        Whoever cannot be reached counts only where nobody can."""
-        able = [consumer for consumer in self.consumers if not consumer.paused] or self.consumers
+        """Return who gets partitions: one exclusive member alone, else those of the highest priority.
+
+        Stalled members count only where all are stalled, and those that cannot be reached only where
+        none can. Draining members never count.
+        """
+        taking = [consumer for consumer in self.consumers if consumer.prefetch > 0]
+        able = [consumer for consumer in taking if not consumer.paused] or taking
         exclusive = [consumer for consumer in able if consumer.exclusive]
         if exclusive:
-            return exclusive[:1]
+            self._eligible = exclusive[:1]
+            return self._eligible
         able = [consumer for consumer in able if not consumer.stalled] or able
+        self._eligible = sorted(able, key=_by_priority)
         if not able:
             return []
-        highest = max(consumer.priority for consumer in able)
+        highest = self._eligible[0].priority
         return [consumer for consumer in able if consumer.priority == highest]
+
+    def shares_work(self) -> bool:
+        """Return whether a message that one member has no room for could go to another one."""
+        return len(self._eligible) > 1
+
+    def eligible(self) -> list[Consumer]:
+        """Return the members that may be given messages, the highest priority first."""
+        return self._eligible
+
+    def member_with_room(self) -> Consumer | None:
+        """Return a member with room, of the highest priority that has one; those of one priority take turns."""
+        members = self._eligible
+        count: i64 = len(members)
+        found: Consumer | None = None
+        step: i64 = 0
+        while step < count:
+            nth: i64 = (self._next + step) % count
+            member = members[nth]
+            step += 1
+            if (found is None or member.priority > found.priority) and member.has_room():
+                found = member
+                if member.priority == members[0].priority:
+                    self._next = nth + 1
+                    return member
+        return found
+
+    def hand_over(self, cursor: Cursor, consumer: Consumer) -> None:
+        """Move the partition of `cursor` to `consumer`."""
+        before = cursor.consumer
+        if before is not None:
+            before.cursors.remove(cursor)
+        cursor.consumer = consumer
+        cursor.helpers = []
+        consumer.cursors.append(cursor)
+        self._owners[cursor.partition.number] = int(consumer.joined)
 
     def out(self) -> i64:
         count: i64 = 0
@@ -109,3 +173,7 @@ class Group:
                 first = first.namesake
         lease.own_id = b""
         lease.namesake = None
+
+
+def _by_priority(consumer: Consumer) -> int:
+    return -int(consumer.priority)

@@ -74,6 +74,7 @@ class Journal:
         self._sync: bool = False
         self._hurried: bool = False  # has values of exclusive queues
         self._base: i64 = 0  # address of the frame's first record
+        self.frames: i64 = 0  # closed so far: the number of the open frame
         self._publishers: list[Publisher] = []
         self._publisher: Publisher | None = None  # the last of them
         self._runs: vec[i64] = vec[i64]()
@@ -259,6 +260,7 @@ class Journal:
             self._out = BytesWriter()
         else:
             self._out.truncate(0)  # its room is for the next frame, which would get it piece by piece
+        self.frames += 1
         self._count = 0
         self._sync = False
         self._hurried = False
@@ -286,19 +288,23 @@ class Note:
     def real(self) -> float:
         return float(self.number()) / 1000.0
 
+    def count(self, most: i64) -> i64:
+        """A number that says how often something is done: refused if it is absurd."""
+        value = self.number()
+        if value < 0 or value > most:
+            raise ValueError(f"a count of {value}, where {most} is the most that there can be")
+        return value
+
     def text(self) -> str:
-        size: i64 = i64(read_i32_le(self._body, self._at))
-        self._at += 4
-        value = self._body[self._at : self._at + size]
-        self._at += size
-        return value.decode("utf-8", "surrogateescape")
+        return self.data().decode("utf-8", "surrogateescape")
 
     def data(self) -> bytes:
         size: i64 = i64(read_i32_le(self._body, self._at))
-        self._at += 4
-        value = self._body[self._at : self._at + size]
-        self._at += size
-        return value
+        start = self._at + 4
+        if size < 0 or start + size > len(self._body):
+            raise ValueError(f"a text of {size} bytes, where {len(self._body) - start} are left")
+        self._at = start + size
+        return self._body[start : self._at]
 
     def more(self) -> bool:
         return self._at < len(self._body)

@@ -157,7 +157,9 @@ class Keeping:
         note = NoteWriter(RELEASED if released else RECEIVED)
         note.number(session)
         note.number(packet_id)
-        self.journal.add_note(note.value(), now_ms, not released)
+        # A power cut must take neither of them back. Without the first, a repeated PUBLISH is a second
+        # message; without the second, another message under the freed id is taken for a repeat.
+        self.journal.add_note(note.value(), now_ms, True)
         self._apply_received(session, packet_id, released)
 
     def _apply_received(self, session: int, packet_id: int, released: bool) -> None:
@@ -185,7 +187,7 @@ class Keeping:
         note.number(session)
         note.number(packet_id)
         note.number(mail)
-        self.journal.add_note(note.value(), now_ms, False)
+        self.journal.add_note(note.value(), now_ms, True)  # what is sent next depends on it
         self.sent.setdefault(session, {})[packet_id] = mail
 
     def note_completed(self, session: int, packet_id: int, now_ms: i64) -> None:
@@ -373,7 +375,10 @@ class Keeping:
             if record.pid == MAIL:
                 mails.append(Kept(MAIL, record.seq, b"", body))
                 continue
-            key, value = split_thing(body)
+            try:
+                key, value = split_thing(body)
+            except (ValueError, IndexError):
+                continue  # damaged, as above, though its checksum is right
             kept = Kept(record.pid, record.seq, key, value)
             name = _name(kept.pid, kept.key)
             before = newest.get(name)
@@ -408,6 +413,8 @@ def _name(pid: i64, key: bytes) -> bytes:
 def split_thing(body: bytes) -> tuple[bytes, bytes]:
     """Key and value of a thing, behind the number of the record that it replaces."""
     size: i64 = i64(read_i32_le(body, 8))
+    if size < 0 or 12 + size > len(body):
+        raise ValueError(f"a key of {size} bytes in a record of {len(body)}")
     return body[12 : 12 + size], body[12 + size :]
 
 
@@ -419,5 +426,8 @@ def write_readers(out: BytesWriter, readers: list[int]) -> None:
 
 
 def readers_of(body: bytes) -> list[int]:
+    end = 4 + 8 * int(read_i32_le(body, 0))
+    if end > len(body):
+        raise ValueError(f"more readers than a record of {len(body)} bytes can name")
     from_bytes = int.from_bytes
-    return [from_bytes(body[at : at + 8], "little") for at in range(4, 4 + 8 * int(read_i32_le(body, 0)), 8)]
+    return [from_bytes(body[at : at + 8], "little") for at in range(4, end, 8)]

@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
 
 def _cursor_of(engine: Engine, group: Group, name: bytes, token: i64) -> Cursor | None:
-    """Where the message lies that is spoken of, if that may be about a delivery of an earlier life. Without a token (0)
-    it may be about any, so it must have been there before this life."""
+    """Return the cursor of the message, if an earlier run can have delivered it.
+
+    No record tells which tokens an earlier run gave out. So the message must have been there before this run, or any
+    number below `first_token` would settle it.
+    """
     if token and not 0 < token < engine.first_token:
         return None
     pid, seq = parse_message_id(name)
@@ -37,7 +40,7 @@ def _cursor_of(engine: Engine, group: Group, name: bytes, token: i64) -> Cursor 
     cursor = group.cursors[partition.number]
     if cursor.settled(seq) or seq >= partition.committed or not partition.is_for(seq, group.gid):
         return None
-    if int(seq) in partition.delayed or (not token and seq >= partition.restored):
+    if int(seq) in partition.delayed or seq >= partition.restored:
         return None
     return cursor
 

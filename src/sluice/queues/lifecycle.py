@@ -109,6 +109,8 @@ def reconfigure(engine: Engine, queue: Queue, rules: Rules, config: str) -> None
         queue.deadlines.set_timeout(rules.delivery_timeout)
         if queue.deadlines.first is not None:
             engine.timers.watch(queue, queue.deadlines.first.deadline)
+        else:
+            queue.watch_at = 0.0  # else the next delivery would rely on a wake-up set for the old timeout
     for group in queue.groups.values():
         engine.rebalance(group)
         for consumer in group.consumers:
@@ -206,7 +208,19 @@ def make_group(engine: Engine, queue: Queue, name: str, floors: list[int] | None
     for floor in floors:
         note.number(floor)
     engine.note(note, True)
+    for partition in queue.partitions:
+        if partition.live:
+            engine.expect_retention(partition)  # the group may begin behind all that is stored
+    _expect_expiries(engine, queue)
     return group
+
+
+def _expect_expiries(engine: Engine, queue: Queue) -> None:
+    """Search for expired messages in time: some may be wanted again that no search looked for."""
+    for partition in queue.partitions:
+        soonest = partition.next_expiry()
+        if soonest:
+            engine.timers.expect_expiry(partition, soonest)
 
 
 def add_group(engine: Engine, queue: Queue, gid: i64, name: str, floors: list[int]) -> Group:
@@ -249,6 +263,7 @@ def _take_on(cursor: Cursor, first: bool) -> None:
             if not first and partition.left(seq) <= 0 and not waits_for_nobody(partition):
                 queue.depth += 1
             partition.set_left(seq, partition.left(seq) + 1)
+            partition.watch_expiry(seq)
             cursor.entered += 1
         seq = partition.first_live(seq + 1)
 
@@ -260,6 +275,7 @@ def drop_group(engine: Engine, group: Group) -> None:
     note.number(group.gid)
     engine.note(note, True)
     forget_group(engine, group)
+    _expect_expiries(engine, group.queue)
 
 
 def forget_group(engine: Engine, group: Group) -> None:
@@ -290,8 +306,10 @@ def _forget_one(engine: Engine, cursor: Cursor, seq: i64, last: bool) -> None:
             if counts:
                 queue.depth -= 1
             let_go_of(engine, partition, seq)
-        elif not counts:
+            return
+        if not counts:
             queue.depth += 1
+        partition.watch_expiry(seq)
     elif waited and partition.settle_one(seq):
         settled_by_all(engine, partition, seq, keeps_settled(partition, seq))
 
@@ -305,6 +323,7 @@ def seek(engine: Engine, group: Group, floors: list[int]) -> None:
         note.number(floor)
     engine.note(note, True)
     move_group(engine, group, floors)
+    _expect_expiries(engine, group.queue)
     for cursor in group.cursors:
         if cursor.consumer is not None:
             engine.feed(cursor.consumer)
@@ -340,11 +359,13 @@ def _move(engine: Engine, cursor: Cursor, floor: i64) -> None:
                 cursor.losses.lose(seq, seq + 1)
             if last:
                 settled_by_all(engine, partition, seq, keeps)
-        elif seq >= floor and settled:
-            if not counts and partition.left(seq) <= 0:
-                queue.depth += 1
-            partition.set_left(seq, partition.left(seq) + 1)
-            cursor.entered += 1
+        elif seq >= floor:
+            if settled:
+                if not counts and partition.left(seq) <= 0:
+                    queue.depth += 1
+                partition.set_left(seq, partition.left(seq) + 1)
+                cursor.entered += 1
+            partition.watch_expiry(seq)
         seq = partition.first_live(seq + 1)
     cursor.done = set(not_ours)
     cursor.floor = floor

@@ -28,6 +28,25 @@ def fault_of_name(name: str) -> str:
     return ""
 
 
+def is_dots(text: str) -> bool:
+    """Whether clients and proxies of HTTP drop this level from a path: then the path names something else."""
+    return text == "." or text == ".."
+
+
+def fault_of_new_name(name: str) -> str:
+    """Why a queue cannot be created under this name. One of an earlier version may have it, and keeps it."""
+    if any(is_dots(level) for level in name.split("/")):
+        return "no level of a queue name is '.' or '..', because paths of REST lose such a level"
+    return fault_of_name(name)
+
+
+def fault_of_new_group(name: str) -> str:
+    """What to do about a group that cannot be created under this name."""
+    if is_dots(name):
+        return "Give another consumer-group than '.' and '..', because paths of REST lose such a name"
+    return fault_of_group(name)
+
+
 def fault_of_group(name: str) -> str:
     """What to do about a group that cannot have this name; the empty string when it can."""
     if not name or len(name) > 256 or any(character in name for character in "/+#$"):

@@ -42,6 +42,7 @@ class Partition:
         self.restored: i64 = 0  # those below this were there when the store was opened
         self.undated: i64 = 0  # of those below this that have a delay, only the body tells when they came
         self.live: i64 = 0
+        self.last_shared: i64 = -1  # the last message without a key; none of those behind it lacks one
         self.cursors: list[Cursor] = []
         self.young: dict[object, Message] = {}  # bodies that need no read, by sequence
         self.is_holder: bool = False  # is known to the cache
@@ -145,12 +146,16 @@ class Partition:
     ) -> None:
         """Take in the message `seq`, in any order: recovery finds what compaction has moved behind what is younger.
         `time` is when it came; 0 when nobody knows any more, then about when its neighbours did."""
+        if key == 0 and seq > self.last_shared:
+            self.last_shared = seq
         number: i64 = seq >> BLOCK_BITS
         if not self._blocks and number > self._last_packed() >> BLOCK_BITS:
             self._first = number
         if number < self._first:
             self._insert_old(seq, address, size, key, expires, flags, left, time)
             return
+        if number - self._first - len(self._blocks) > FEW_BLOCKS + (self.live >> (BLOCK_BITS - 1)):
+            self._pack_all(number)
         while self._first + len(self._blocks) <= number:
             self._blocks.append(_DEAD)
             if len(self._blocks) > FEW_BLOCKS:
@@ -218,6 +223,14 @@ class Partition:
             self._first += 1
             if block.live:
                 self._add_pack(block)
+
+    def _pack_all(self, number: i64) -> None:
+        """The next block is so far ahead that none of those before it would stay."""
+        while self._blocks:
+            block = self._blocks.pop(0)
+            if block.live:
+                self._add_pack(block)
+        self._first = number
 
     def _add_pack(self, block: Block) -> None:
         last: i64 = i64(len(self._packs)) - 1
@@ -433,6 +446,19 @@ class Partition:
             at += 1
         block.soonest = soonest
 
+    def watch_expiry(self, seq: i64) -> None:
+        """Include `seq` in the next search for expired messages.
+
+        A search finds each message once. One that a client held at that time stays, so it must be
+        searched for again if it is to be delivered again.
+        """
+        block = self.block(seq)
+        if block is None:
+            return
+        expires: i64 = i64(block.expires[block.at(seq)]) & 0xFFFF_FFFF
+        if expires and (block.soonest == 0 or expires < block.soonest):
+            block.soonest = expires
+
     def next_expiry(self) -> i64:
         """When the next message may expire, in seconds since 1970; 0: none does."""
         soonest: i64 = 0
@@ -447,7 +473,7 @@ class Partition:
         found: list[int] = []
         for blocks in (self._packs, self._blocks):
             for block in blocks:
-                if block.live and block.time <= time:
+                if block.live and block.earliest <= time:
                     at: i64 = 0
                     while at < len(block.address):
                         if (

@@ -51,9 +51,14 @@ class Consumer:
         self.settled_at: float = 0.0  # when it last gave a sign of life about a delivery
         self.is_hungry: bool = False  # is offered more at the end of the turn
         self.turn: i64 = 0  # which of its partitions is asked next
+        self.full_since: float = (
+            0.0  # since when it has had no room for messages of its partitions; 0.0: it has
+        )
+        self.was_relieved: bool = False  # partitions were moved from it because it had no room for long
 
     def has_room(self) -> bool:
-        """Whether it takes one more now: derived classes add what they know of the line."""
+        """Whether it takes one more now: derived classes add what they know of the line. A consumer whose prefetch is
+        0 is draining: it gets nothing more, and keeps what it holds until that is settled."""
         return self.held < self.prefetch
 
     def next_in_line(self) -> Consumer | None:

@@ -134,7 +134,10 @@ def _read(what: i64, cursor: Cursor, first: i64, limit: i64, most: i64, horizon:
 def message_of(data: bytes, codec: Codec) -> Message | None:
     """The message of a record; None for one that is damaged."""
     flags: i64 = data[FLAGS_AT]
-    message = decode_body(data, HEADER_BYTES)
+    try:
+        message = decode_body(data, HEADER_BYTES)
+    except (ValueError, IndexError):
+        return None  # its checksum is right, and its contents are not
     message.expires = i64(read_i32_le(data, EXPIRES_AT)) & 0xFFFF_FFFF
     message.priority = flags & PRIORITY_BITS
     if flags & DELAYED:

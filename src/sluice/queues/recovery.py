@@ -8,13 +8,15 @@ after a crash it is delivered again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from mypy_extensions import i64
 
+from sluice.errors import StoreError, UnusableRecord
 from sluice.message import DELAYED, TARGETED, decode_body
 from sluice.queues import compaction, dead_letters, lifecycle
 from sluice.queues import journal as notes
-from sluice.queues.cursor import Cursor
+from sluice.queues.cursor import SEQUENCE_BITS, Cursor
 from sluice.queues.delivery import Lease
 from sluice.queues.engine import Engine, pass_by_others
 from sluice.queues.journal import Note
@@ -28,6 +30,8 @@ from sluice.queues.rules import Rules
 from sluice.queues.snapshot import SnapshotReader, load_retry, load_returned, read_gates
 from sluice.store.protocol import MESSAGE, ROW_BYTES, Record, read_row
 
+MOST_PARTITIONS: Final = 1 << 16  # that one note can make
+
 
 def _delivered_now(lease: Lease, now: float) -> None:
     """It was delivered at a time that is still to come: somebody has set the clock back while we were down. A retry
@@ -37,6 +41,10 @@ def _delivered_now(lease: Lease, now: float) -> None:
     lease.due -= ahead
     lease.first_at -= ahead
     lease.last_at = now
+
+
+def unusable(what: str, error: Exception) -> UnusableRecord:
+    return UnusableRecord(f"{what} holds what cannot be read: {type(error).__name__}: {error}")
 
 
 class EngineLoader:
@@ -49,12 +57,48 @@ class EngineLoader:
         self._delays: list[tuple[Partition, int, float]] = []
         self._replays: bool = False
 
-    # ---- what the store calls, in this order
+    # ---- what the store calls, in this order. A checksum that is right says that the bytes are
+    # those that were
+    # written, not that a Sluice wrote them: whatever fails to be read here is told in one kind of
+    # error.
 
     def load_snapshot(self, snapshot: bytes) -> None:
-        self._snapshot.read(snapshot)
+        try:
+            self._snapshot.read(snapshot)
+        except (StoreError, MemoryError):
+            raise
+        except Exception as error:
+            raise unusable("the snapshot", error) from error
 
     def load_rows(self, rows: bytes) -> None:
+        try:
+            self._load_rows(rows)
+        except (StoreError, MemoryError):
+            raise
+        except Exception as error:
+            raise unusable("an index", error) from error
+
+    def load_record(self, record: Record) -> None:
+        try:
+            self._load_record(record)
+        except (StoreError, MemoryError):
+            raise
+        except Exception as error:
+            raise unusable("a record", error) from error
+
+    def finish(self) -> None:
+        """All is read: put every cursor at its floor and every waiting thing where it is waited
+        for."""
+        try:
+            self._finish()
+        except (StoreError, MemoryError):
+            raise
+        except Exception as error:
+            raise unusable("the state of the queues", error) from error
+
+    # ---- the same, with whatever errors they have
+
+    def _load_rows(self, rows: bytes) -> None:
         at: i64 = 0
         size: i64 = len(rows)
         while at < size:
@@ -70,7 +114,7 @@ class EngineLoader:
             if partition is not None and self._snapshot.holds(record.pid, record.seq):
                 self._place(partition, record, 0, 0 if record.flags & DELAYED else record.time)
 
-    def load_record(self, record: Record) -> None:
+    def _load_record(self, record: Record) -> None:
         if not self._replays:
             self._begin_replay()
         if record.kind != MESSAGE:
@@ -91,8 +135,7 @@ class EngineLoader:
             self._place(partition, record, 0, 0)  # compaction wrote it anew
         # else: compaction wrote it anew, and it was settled since
 
-    def finish(self) -> None:
-        """All is read: put every cursor at its floor and every waiting thing where it is waited for."""
+    def _finish(self) -> None:
         engine = self._engine
         if not self._replays:
             self._begin_replay()
@@ -168,6 +211,8 @@ class EngineLoader:
         for seq in list(cursor.leases):
             if not partition.holds(seq) or cursor.settled(seq):
                 del cursor.leases[seq]
+        if cursor.done:
+            cursor.done = {seq for seq in cursor.done if partition.holds(seq)}
         here = cursor.count_settled() + cursor.count_unsettled()
         if here != cursor.entered:
             self._engine.warnings.append(
@@ -183,12 +228,14 @@ class EngineLoader:
         """A message behind the snapshot, as it came."""
         queue = partition.queue
         lost: i64 = record.seq - partition.next
+        if record.seq >= 1 << SEQUENCE_BITS:
+            raise ValueError(f"message {record.seq} follows message {partition.next - 1}")
         if lost:  # a damaged log that was opened all the same
             for cursor in partition.cursors:
                 cursor.entered -= lost
                 if cursor.losses is not None:
                     cursor.losses.lose(partition.next, record.seq)
-        message = decode_body(record.body)
+        message = decode_body(record.body, 0, False)
         target: i64 = partition.targets.get(int(record.seq), 0) if record.flags & TARGETED else 0
         left: i64 = 1 if target else len(partition.cursors)
         if queue.rules.compacted:
@@ -200,6 +247,9 @@ class EngineLoader:
             pass_by_others(partition, record.seq, target)
         if message.id:
             queue.remember(message.known_by(), float(message.enqueued_at) / 1000.0)
+        if lost:
+            for cursor in partition.cursors:
+                cursor.advance(cursor.floor)  # it may have stood at the first that is lost
 
     # ---- notes
 
@@ -266,8 +316,8 @@ class EngineLoader:
     def _made(self, note: Note) -> None:
         engine = self._engine
         qid = note.number()
-        first_pid = note.number()
-        count = note.number()
+        first_pid = note.count(FIRST_OWNER)
+        count = note.count(MOST_PARTITIONS)
         name = note.text()
         config = note.text()
         created_at = note.real()
@@ -295,10 +345,13 @@ class EngineLoader:
         cursor = group.cursors[partition.number]
         while note.more():
             first = note.number()
-            for seq in range(first, first + note.number()):
-                if partition.holds(seq) and not cursor.settled(seq):
+            end = first + note.number()
+            seq = partition.first_live(first)
+            while seq < end and seq < partition.next:
+                if not cursor.settled(seq):
                     cursor.leases.pop(int(seq), None)
                     settle_one(self._engine, cursor, seq, how)
+                seq = partition.first_live(seq + 1)
 
     def _removed(self, note: Note) -> None:
         partition = self._engine.partitions.get(int(note.number()))
@@ -306,11 +359,13 @@ class EngineLoader:
             return
         while note.more():
             first = note.number()
-            for seq in range(first, first + note.number()):
-                if partition.holds(seq):
-                    if waits_for_nobody(partition):
-                        partition.queue.depth -= 1
-                    let_go_of(self._engine, partition, seq)
+            end = first + note.number()
+            seq = partition.first_live(first)
+            while seq < end and seq < partition.next:
+                if waits_for_nobody(partition):
+                    partition.queue.depth -= 1
+                let_go_of(self._engine, partition, seq)
+                seq = partition.first_live(seq + 1)
 
     def _retry(self, note: Note) -> None:
         group = self._engine.groups.get(int(note.number()))
@@ -318,7 +373,10 @@ class EngineLoader:
         if group is None or partition is None:
             return
         partition.queue.retried += 1
-        load_retry(note, group.cursors[partition.number], True)
+        cursor = group.cursors[partition.number]
+        seq = load_retry(note, cursor, True)
+        if not partition.holds(seq) or cursor.settled(seq):
+            del cursor.leases[int(seq)]  # of a message that is lost: the log was damaged
 
     def _returned(self, note: Note) -> None:
         group = self._engine.groups.get(int(note.number()))

@@ -269,10 +269,29 @@ def _oldest_idle(partition: Partition) -> i64:
 def sweep_expired(engine: Engine, partition: Partition) -> None:
     """Take out what has expired. What somebody is working on has until that fails."""
     for seq in partition.expired(int(engine.now)):
-        if partition.queue.rules.expired_to_dlq and seq not in partition.young:
-            engine.reads.append(Read(EXPIRE, partition, [seq], [int(partition.address(seq))]))
-        else:
-            expire(engine, partition, seq, partition.young.get(seq))
+        _read_or_expire(engine, partition, seq, partition.young.get(seq))
+
+
+def expire_if_due(engine: Engine, partition: Partition, seq: i64, message: Message | None) -> bool:
+    """Remove a message that a client has returned if it expired meanwhile; return whether it did.
+
+    The search for expired messages has skipped it, because a client held it.
+    """
+    expires = partition.expires(seq)
+    if expires == 0 or float(expires) > engine.now:
+        return False
+    if message is None:
+        message = partition.young.get(int(seq))
+    _read_or_expire(engine, partition, seq, message)
+    return True
+
+
+def _read_or_expire(engine: Engine, partition: Partition, seq: i64, message: Message | None) -> None:
+    """Remove an expired message. A dead letter needs its body: if it is not given, read it first."""
+    if message is None and partition.queue.rules.expired_to_dlq:
+        engine.reads.append(Read(EXPIRE, partition, [int(seq)], [int(partition.address(seq))]))
+    else:
+        expire(engine, partition, seq, message)
 
 
 def expire(engine: Engine, partition: Partition, seq: i64, message: Message | None) -> None:

@@ -44,6 +44,7 @@ class Rules:
         self.delivery_timeout: float = 30.0
         self.batch_size: i64 = 1
         self.prefetch: i64 = 100
+        self.rebalance_after: float = 1.0
         self.compress: bool = False
         self.sync: bool = True
         self.schema: str = ""  # JSON Schema text; empty: any payload

@@ -30,6 +30,7 @@ from sluice.store.protocol import ROW_BYTES, Record, Recovery, Store, pid_of_row
 LOOK_SECONDS: Final = 2.0  # a segment whose last messages do not go away for so long is compacted
 ROOM_SECONDS: Final = 1.0  # how long an emptied segment waits: others may be emptied meanwhile,
 ROOM_BYTES: Final = 4 << 20  # and a second longer for so many bytes of a snapshot: one is written for it
+SEAL_BYTES: Final = 1 << 20  # of the open segment that must be dead for it to be ended when room is short
 COMPACT_BELOW: Final = 0.4  # a sealed segment of which less than this lives is written anew
 COMPACT_LASTING: Final = 0.5  # the same where most of what lives are last values of keys,
 COMPACT_SWEPT: Final = (
@@ -82,6 +83,8 @@ class Runner:
         self._saving: Saving | None = None  # the snapshot that is being written,
         self._free: list[int] = []  # and what it makes superfluous
         self._wants_room: bool = False
+        self._is_short: bool = False  # of room on disk
+        self._wants_seal: bool = False  # the open segment is to end with the next frame
         self._frame: Frame | None = None
         self._timer: Any = None
         self._wake_at: float = 0.0
@@ -117,12 +120,15 @@ class Runner:
         """The part of `open` that takes long. Nobody may ask anything of the engine meanwhile; any thread may do it."""
         engine = self.engine
         engine.now = self._clock()
-        # Tokens of an earlier life must not fit: they begin with the time, and a lot for two starts in one moment.
-        engine.next_token = (int(engine.now * 1000.0) << 20) + int(engine.draw() * 1_048_576.0)
-        engine.first_token = engine.next_token
+        engine.started_at = engine.now
+        engine.begin_tokens()
         loader = EngineLoader(engine, parse)
         recovery = self._store.open(loader)
-        loader.finish()
+        try:
+            loader.finish()
+        except BaseException:
+            self._store.close()
+            raise
         return recovery
 
     def begin(self) -> None:
@@ -218,6 +224,9 @@ class Runner:
 
     def _hand_over(self, frame: Frame) -> None:
         self._store.commit(frame.data, int(frame.count), frame.sync, self._committed)
+        if self._wants_seal:
+            self._wants_seal = False
+            self._wants_room = self._store.seal()
         self._begin_frame()
 
     def _begin_frame(self) -> None:
@@ -315,13 +324,44 @@ class Runner:
         self._room_timer = None
         if self._closed or self._frozen:
             return
-        self._wants_room = len(self.engine.segments.free(self._sealed())) > 0
+        sealed = False
+        if self._is_short:
+            sealed = self._seal_if_dead()
+            self._room_timer = self._call_later(ROOM_SECONDS, self._make_room)
+        self._wants_room = sealed or len(self.engine.segments.free(self._sealed())) > 0
         self.engine.segments.emptied = False
         if self._wants_room and self._frame is None and self._saving is None and not self._held:
             if self.engine.journal.waits():
                 self._commit()
             else:
                 self._snapshot()
+
+    def short_of_room(self, is_short: bool) -> None:
+        """The disk is nearly full, or has room again. Segments are given back whole, and the open
+        one never: while room
+        is short, one that is mostly dead is ended early, so that acknowledging messages makes
+        room."""
+        self._is_short = is_short
+        if is_short and self._room_timer is None:
+            self._room_timer = self._call_later(0.0, self._make_room)
+
+    def _seal_if_dead(self) -> bool:
+        """End the open segment if that gives back more than the snapshot takes that must be written
+        for it. Returns
+        whether it has ended already."""
+        sizes = self._store.segment_sizes()
+        size = sizes[max(sizes)]
+        live: i64 = self.engine.segments.live_bytes(max(sizes))
+        if float(live) >= size * COMPACT_BELOW or size - live < SEAL_BYTES + self._snapshot_bytes:
+            return False
+        if self._frame is not None or self._held or self.engine.journal.waits():
+            self._wants_seal = True  # records of the open frame know their addresses: after it
+            return False
+        if not self._store.seal():
+            return False
+        self._begin_frame()
+        self._unkept_from = self._open_from
+        return True
 
     def leave_damage_behind(self) -> None:
         """After a salvage: a snapshot now, so that the next start begins behind what was broken."""

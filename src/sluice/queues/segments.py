@@ -74,6 +74,11 @@ class Segments:
                 found.append(number)
         return found
 
+    def live_bytes(self, number: int) -> i64:
+        """Bytes of a segment that live."""
+        segment = self._by_number.get(number)
+        return 0 if segment is None else segment.live_bytes
+
     def given_back(self, numbers: list[int]) -> None:
         for number in numbers:
             self._by_number.pop(number, None)

@@ -11,12 +11,13 @@ from collections.abc import Callable
 
 from mypy_extensions import i64
 
-from sluice.errors import InvalidQueueConfig
+from sluice.errors import InvalidQueueConfig, InvalidQueueName
 from sluice.queues.config import PARTITIONS, QueueConfig, read_config
 from sluice.queues.engine import Engine
 from sluice.queues.group import Group
 from sluice.queues.journal import ACKED
 from sluice.queues.ledger import ledger
+from sluice.queues.names import fault_of_new_name
 from sluice.queues.queue import Queue
 from sluice.queues.rates import Rates, Sampler
 from sluice.queues.rules import Rules
@@ -88,7 +89,7 @@ class QueueService:
         if rules.schema and self._fault_of_schema is not None:
             fault = self._fault_of_schema(rules.schema)
             if fault:
-                raise InvalidQueueConfig(f"schema is not a JSON Schema: {fault}", "Mend the schema")
+                raise InvalidQueueConfig(f"schema cannot be used: {fault}", "Change the schema")
 
     def _check_webhook(self, rules: Rules) -> None:
         if rules.alert_webhook and self._fault_of_webhook is not None:
@@ -215,7 +216,13 @@ def _check_channels(config: QueueConfig, before: QueueConfig | None) -> None:
     """A queue is no place for its own dead: they would come round again, as new messages, for ever."""
     after = (config.dlq_config.topic, config.dlq_config.invalid_topic)
     kept = (before.dlq_config.topic, before.dlq_config.invalid_topic) if before is not None else (None, None)
+    if before is None:
+        fault = fault_of_new_name(config.name)
+        if fault:
+            raise InvalidQueueName(config.name, fault)
     for key, name, was in zip(("topic", "invalid_topic"), after, kept, strict=True):
+        if name and name != was and fault_of_new_name(name):
+            raise InvalidQueueConfig(f"dlq_config.{key} is {name!r}: {fault_of_new_name(name)}")
         if name == config.name and name != was:  # a template may have said so: see `QueueConfig.rules`
             raise InvalidQueueConfig(
                 f"dlq_config.{key} names the queue itself", "Name another queue, or leave it out"

@@ -16,7 +16,7 @@ from sluice.queues.group import Group
 from sluice.queues.journal import ACKED, DEAD, NoteWriter
 from sluice.queues.names import message_id, parse_message_id
 from sluice.queues.reading import BURY, Read
-from sluice.queues.removal import drop_lease, expire, settle_one
+from sluice.queues.removal import drop_lease, expire_if_due, settle_one
 
 if TYPE_CHECKING:
     from sluice.queues.engine import Engine
@@ -49,7 +49,10 @@ def lease_of(engine: Engine, group: Group, name: bytes, token: i64, client: str)
 
 
 def _may_settle(lease: Lease, token: i64, client: str) -> bool:
-    """By its token; without one, whoever had it last. Nobody's name: whoever may act for the whole group."""
+    """Return whether the token fits or, without a token, `client` held the delivery last.
+
+    An empty `client` is an operator, who may settle every delivery of the group.
+    """
     if token:
         return lease.token == token
     return not client or lease.holder == client
@@ -135,6 +138,15 @@ def check_held(lease: Lease) -> None:
         raise StaleDelivery(name_of(lease).decode("utf-8", "replace"))
 
 
+def time_to_give_up(engine: Engine, lease: Lease) -> float:
+    """Return when `total_timeout` is over. It counts from the first attempt, or from the start of
+    this process if that
+    was later: the date may have jumped meanwhile, and nobody could work on the message while the
+    broker was down."""
+    since = lease.first_at if lease.first_at > engine.started_at else engine.started_at
+    return since + lease.cursor.group.queue.rules.total_timeout
+
+
 def fail(engine: Engine, lease: Lease, delay: float, alive: bool) -> None:
     """One failure more: a retry after `delay` seconds (its backoff if that is negative), or the end."""
     cursor = lease.cursor
@@ -146,7 +158,7 @@ def fail(engine: Engine, lease: Lease, delay: float, alive: bool) -> None:
     if lease.failures > rules.max_retries:
         bury(engine, lease, "max_retries", lease.description, alive)
         return
-    gives_up_at = lease.first_at + rules.total_timeout
+    gives_up_at = time_to_give_up(engine, lease)
     if engine.now >= gives_up_at:
         bury(engine, lease, "timeout", lease.description, alive)
         return
@@ -160,8 +172,7 @@ def fail(engine: Engine, lease: Lease, delay: float, alive: bool) -> None:
         lease.due = gives_up_at
     lease.message = None
     lease.state = WAITING
-    if message is not None and message.expires and float(message.expires) <= engine.now:
-        expire(engine, cursor.partition, lease.seq, message)
+    if expire_if_due(engine, cursor.partition, lease.seq, message):
         return
     _note_retry(engine, lease, told)
     if delay > 0.0:
@@ -194,7 +205,7 @@ def make_ready(engine: Engine, lease: Lease) -> None:
     cursor = lease.cursor
     lease.state = READY
     cursor.put_back(lease.seq, cursor.partition.priority(lease.seq), lease.key)
-    engine.timers.wait_for_retry(lease, lease.first_at + cursor.group.queue.rules.total_timeout)
+    engine.timers.wait_for_retry(lease, time_to_give_up(engine, lease))
     if cursor.consumer is not None:
         engine.feed(cursor.consumer)
 
@@ -204,29 +215,32 @@ def retry_due(engine: Engine, lease: Lease, due: float) -> None:
     if lease.state == WAITING:
         if lease.due != due:
             return
-        if engine.now >= lease.first_at + lease.cursor.group.queue.rules.total_timeout:
+        if engine.now >= time_to_give_up(engine, lease):
             bury(engine, lease, "timeout", lease.description, True)
         else:
             make_ready(engine, lease)
     elif lease.state == READY and lease.failures:
-        if engine.now >= lease.first_at + lease.cursor.group.queue.rules.total_timeout:
+        if engine.now >= time_to_give_up(engine, lease):
             bury(engine, lease, "timeout", lease.description, True)
 
 
 def release(engine: Engine, lease: Lease) -> None:
     """Given back unused: not a failure. What has never failed is as if it had never been delivered."""
     cursor = lease.cursor
+    message = lease.message
     _note_returned(engine, lease, history.tell_end(lease, history.RELEASED, engine.now, ""))
     let_go(engine, lease, True)
     if lease.failures:
         lease.message = None
         make_ready(engine, lease)
+        expire_if_due(engine, cursor.partition, lease.seq, message)
         return
     priority = cursor.partition.priority(lease.seq)
     if lease.history is not None:
         history.give_back(cursor, lease.seq, lease.history)
     drop_lease(lease)
     cursor.put_back(lease.seq, priority, lease.key)
+    expire_if_due(engine, cursor.partition, lease.seq, message)
     if cursor.consumer is not None:
         engine.feed(cursor.consumer)
 

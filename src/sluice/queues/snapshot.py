@@ -207,7 +207,7 @@ class SnapshotReader:
 
     def _read_partition(self, note: Note, queue: Queue, number: int) -> None:
         partition = Partition(queue, note.number(), number)
-        partition.next = note.number()
+        partition.next = note.count(1 << SEQUENCE_BITS)
         living = Living(note.number(), partition.next)
         for _ in range(note.number()):
             start = note.number()
@@ -273,8 +273,10 @@ def read_gates(note: Note) -> list[Gate]:
     return [Gate([int(note.number()) for _ in range(note.number())]) for _ in range(note.number())]
 
 
-def load_retry(note: Note, cursor: Cursor, with_token: bool) -> None:
-    """A delivery that waits for its retry. Its token tells whether what is said of it later was counted already."""
+def load_retry(note: Note, cursor: Cursor, with_token: bool) -> i64:
+    """A delivery that waits for its retry: its sequence. Its token tells whether what is said of it
+    later was counted
+    already."""
     seq = note.number()
     lease = cursor.leases.get(int(seq))
     if lease is None:
@@ -290,6 +292,7 @@ def load_retry(note: Note, cursor: Cursor, with_token: bool) -> None:
     steps = lease.history if lease.history is not None else taken_back(cursor, seq)
     lease.history = read_steps(note, cursor.group.name, steps)
     lease.token = note.number() if with_token and note.more() else 0
+    return seq
 
 
 def load_returned(note: Note, cursor: Cursor) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64
 
 from sluice.queues.delivery import Lease
+from sluice.queues.group import Group
 from sluice.queues.partition import Partition
 from sluice.queues.removal import sweep_expired, sweep_retained
 from sluice.queues.settling import fail, retry_due
@@ -32,6 +33,7 @@ class Timers:
         self._delayed: list[tuple[float, int, Partition, int]] = []
         self._expiries: list[tuple[float, int, Partition]] = []
         self._retentions: list[tuple[float, int, Partition]] = []
+        self._handovers: list[tuple[float, int, Group]] = []
         self._rubbish: int = 0
 
     def first(self) -> float:
@@ -47,6 +49,8 @@ class Timers:
             first = self._expiries[0][0]
         if self._retentions and (first == 0.0 or self._retentions[0][0] < first):
             first = self._retentions[0][0]
+        if self._handovers and (first == 0.0 or self._handovers[0][0] < first):
+            first = self._handovers[0][0]
         return first
 
     def run(self, engine: Engine) -> None:
@@ -70,6 +74,11 @@ class Timers:
             when, _, partition = heapq.heappop(self._retentions)
             if partition.retention_set == when:
                 self._let_go(engine, partition)
+        while self._handovers and self._handovers[0][0] <= now:
+            when, _, group = heapq.heappop(self._handovers)
+            if group.handover_at == when:
+                group.handover_at = 0.0
+                engine.share_later(group)
 
     # ---- asking to be woken
 
@@ -99,6 +108,13 @@ class Timers:
         partition.retention_set = when
         self._ticket += 1
         heapq.heappush(self._retentions, (when, self._ticket, partition))
+
+    def expect_handover(self, group: Group, when: float) -> None:
+        """Look at `when`, unless that is done earlier anyway, whether a partition can move to a member with room."""
+        if group.handover_at == 0.0 or when < group.handover_at:
+            group.handover_at = when
+            self._ticket += 1
+            heapq.heappush(self._handovers, (when, self._ticket, group))
 
     def first_delay(self, partitions: list[Partition]) -> float:
         """When the first delayed message of these partitions is due; 0.0 when they have none. Looks through all."""

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
+from sluice.notation import path_segment
 from sluice.spark.body import Body
 from sluice.spark.faults import Refused, StreamCut
 from sluice.spark.line import Busy, Line
@@ -245,20 +246,20 @@ class Door(Line):
 
     def last_batch(self, app: str) -> int | None:
         """The last batch of an application that was committed."""
-        last: int | None = self._ask("GET", f"/bulk/stages/{quote(app, safe='')}")["last"]
+        last: int | None = self._ask("GET", f"/bulk/stages/{path_segment(app)}")["last"]
         return last
 
 
 def _path_of(queue: str) -> str:
-    return f"/bulk/queues/{quote(queue, safe='')}"
+    return f"/bulk/queues/{path_segment(queue)}"
 
 
 def _progress_path(queue: str, group: str) -> str:
-    return f"{_path_of(queue)}/groups/{quote(group, safe='')}/progress"
+    return f"{_path_of(queue)}/groups/{path_segment(group)}/progress"
 
 
 def _stages_path(app: str, batch: int) -> str:
-    return f"/bulk/stages/{quote(app, safe='')}/{batch}"
+    return f"/bulk/stages/{path_segment(app)}/{batch}"
 
 
 def _sequences(told: Any) -> dict[int, int]:

@@ -219,6 +219,13 @@ class MemoryStore:
         covers, self._covers = self._covers, -1
         self._ask(_Step(None, True, b"".join(state), gone, covers, self._segment, done))
 
+    def seal(self) -> bool:
+        self._check_open()
+        if self._offset == 0:
+            return False
+        self._roll()
+        return True
+
     def segment_sizes(self) -> dict[int, int]:
         return dict(self._sizes)
 
@@ -281,10 +288,13 @@ class MemoryStore:
 
     def _roll_if_full(self) -> None:
         if self._offset >= self._segment_bytes:
-            self._segment += 1
-            self._offset = 0
-            self._sizes[self._segment] = 0
-            self._pace.sealed = True
+            self._roll()
+
+    def _roll(self) -> None:
+        self._segment += 1
+        self._offset = 0
+        self._sizes[self._segment] = 0
+        self._pace.sealed = True
 
     def _ask(self, step: _Step) -> None:
         self._steps.append(step)

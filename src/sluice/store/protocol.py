@@ -221,6 +221,11 @@ class Store(Protocol):
     def segment_sizes(self) -> dict[int, int]:
         """Bytes of each segment that is kept, the one being written to last."""
 
+    def seal(self) -> bool:
+        """End the open segment before it is full, so that it can be given back; the next frame
+        begins another one.
+        Returns whether there was anything to end. `next_frame` has to be asked again."""
+
     def scan(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
         """Index rows (in pieces) of all messages ever written to a sealed segment: what compaction chooses from."""
 

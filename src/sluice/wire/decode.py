@@ -7,6 +7,8 @@ directly. Every read is bounded by `end`: a length inside a packet can lie, the 
 
 from __future__ import annotations
 
+from typing import Final
+
 from mypy_extensions import i64
 
 from sluice.errors import InvalidTopic, MalformedPacket, ProtocolViolation, UnsupportedVersion
@@ -53,9 +55,13 @@ from sluice.wire.properties import (
     UNSUBSCRIBE,
     WILL,
     read_block,
+    too_many_properties,
 )
-from sluice.wire.reasons import SUCCESS, TOPIC_ALIAS_INVALID
+from sluice.wire.reasons import QUOTA_EXCEEDED, SUCCESS, TOPIC_ALIAS_INVALID
 from sluice.wire.topics import check_name, check_utf8
+
+MAX_FILTERS: Final = 1000  # of one SUBSCRIBE or UNSUBSCRIBE: what is behind them is counted, and not read
+NO_LIMIT: Final = 0x7FFF_FFFF
 
 
 def decode(data: bytes, head: i64, at: i64, end: i64, version: i64) -> Packet:
@@ -92,9 +98,17 @@ def decode(data: bytes, head: i64, at: i64, end: i64, version: i64) -> Packet:
     raise MalformedPacket("packet type 0 is reserved")
 
 
-def decode_publish(data: bytes, flags: i64, at: i64, end: i64, version: i64, last: bytes = b"") -> Publish:
+def decode_publish(
+    data: bytes,
+    flags: i64,
+    at: i64,
+    end: i64,
+    version: i64,
+    last: bytes = b"",
+    most: i64 = NO_LIMIT,
+) -> Publish:
     """`last` is the topic of the PUBLISH before: most clients say the same again, and then it is not checked, copied
-    and hashed anew."""
+    and hashed anew. `most` limits the user properties."""
     qos: i64 = (flags >> 1) & 3
     if qos == 3:
         raise MalformedPacket("a PUBLISH has QoS 3")  # [MQTT-3.3.1-4]
@@ -128,7 +142,7 @@ def decode_publish(data: bytes, flags: i64, at: i64, end: i64, version: i64, las
         raise MalformedPacket("the properties run past the end of the packet")
     packet = Publish(topic, data[past:end], qos, (flags & 1) != 0, (flags & 8) != 0, packet_id)
     if length:
-        _walk_properties(packet, data, at, past)
+        _walk_properties(packet, data, at, past, most)
     if size == 0 and packet.alias == 0:
         raise ProtocolViolation(  # section 3.3.2.1
             "the topic name is empty and no topic alias stands for it", "Send the name or an alias"
@@ -146,9 +160,10 @@ def _says(data: bytes, at: i64, text: bytes) -> bool:
     return True
 
 
-def _walk_properties(packet: Publish, data: bytes, start: i64, end: i64) -> None:
+def _walk_properties(packet: Publish, data: bytes, start: i64, end: i64, most: i64) -> None:
     """Check the properties of a PUBLISH and keep, as one slice where possible, those that are passed on."""
     at: i64 = start
+    pairs: i64 = 0  # properties that may stand more than once
     seen: i64 = 0  # one bit for each property that may stand once, save the alias, which tells by itself
     kept_from: i64 = start
     kept = b""
@@ -171,6 +186,9 @@ def _walk_properties(packet: Publish, data: bytes, start: i64, end: i64) -> None
                 raise MalformedPacket("a user property runs past the end of the properties")
             check_utf8(data, at, at + size)
             at += size
+            pairs += 1
+            if pairs > most:
+                raise too_many_properties(most)
             continue
         if identifier < 0x0B:
             bit: i64 = 1 << identifier  # compiled, this is a C int: never shift it by 32 or more
@@ -205,6 +223,9 @@ def _walk_properties(packet: Publish, data: bytes, start: i64, end: i64) -> None
             if packet.subscription_ids is None:
                 packet.subscription_ids = []
             packet.subscription_ids.append(int(number))
+            pairs += 1
+            if pairs > most:
+                raise too_many_properties(most)
             hop = True
         elif identifier == 0x23:
             if packet.alias:
@@ -333,6 +354,9 @@ def _decode_subscribe(data: bytes, at: i64, end: i64, version: i64) -> Subscribe
         packet.properties, past = read_block(data, at, end, SUBSCRIBE)
         at = past
     while at < end:
+        if packet.count == MAX_FILTERS:
+            packet.count += _count_fields(data, at, end, 1)
+            break
         topic_filter = read_text(data, at, end)
         at += 2 + len(topic_filter)
         if at >= end:
@@ -350,9 +374,27 @@ def _decode_subscribe(data: bytes, at: i64, end: i64, version: i64) -> Subscribe
         packet.requests.append(
             SubscriptionRequest(topic_filter, int(qos), (options & 4) != 0, (options & 8) != 0, int(handling))
         )
+        packet.count += 1
     if not packet.requests:
         raise ProtocolViolation("a SUBSCRIBE has no topic filter")  # [MQTT-3.8.3-2]
     return packet
+
+
+def _count_fields(data: bytes, at: i64, end: i64, more: i64) -> int:
+    """Return how many strings with `more` bytes behind each there are. The packet is refused, whatever is in them."""
+    count = 0
+    while at < end:
+        at += 2 + read_u16(data, at, end) + more
+        if at > end:
+            raise MalformedPacket("a topic filter runs past the end of the packet")
+        count += 1
+        if count > 10 * MAX_FILTERS:  # an answer has a byte for each
+            raise ProtocolViolation(
+                f"the packet has far more than {MAX_FILTERS} topic filters",
+                "Send several packets",
+                QUOTA_EXCEEDED,
+            )
+    return count
 
 
 def _decode_unsubscribe(data: bytes, at: i64, end: i64, version: i64) -> Unsubscribe:
@@ -362,9 +404,13 @@ def _decode_unsubscribe(data: bytes, at: i64, end: i64, version: i64) -> Unsubsc
         packet.properties, past = read_block(data, at, end, UNSUBSCRIBE)
         at = past
     while at < end:
+        if packet.count == MAX_FILTERS:
+            packet.count += _count_fields(data, at, end, 0)
+            break
         topic_filter = read_text(data, at, end)
         at += 2 + len(topic_filter)
         packet.filters.append(topic_filter)
+        packet.count += 1
     if not packet.filters:
         raise ProtocolViolation("an UNSUBSCRIBE has no topic filter")  # [MQTT-3.10.3-2]
     return packet

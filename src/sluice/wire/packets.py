@@ -160,6 +160,7 @@ class Subscribe(Packet):
         self.kind = SUBSCRIBE
         self.packet_id: int = packet_id
         self.requests: list[SubscriptionRequest] = requests
+        self.count: int = len(requests)  # of those that were sent; more than MAX_FILTERS are not read
         self.properties: Properties | None = properties
 
 
@@ -176,6 +177,7 @@ class Unsubscribe(Packet):
         self.kind = UNSUBSCRIBE
         self.packet_id: int = packet_id
         self.filters: list[bytes] = filters
+        self.count: int = len(filters)  # of those that were sent; more than MAX_FILTERS are not read
         self.properties: Properties | None = properties
 
 

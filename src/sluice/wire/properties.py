@@ -24,7 +24,10 @@ from sluice.wire.primitives import (
     write_u32,
     write_varint,
 )
+from sluice.wire.reasons import QUOTA_EXCEEDED
 from sluice.wire.topics import check_name
+
+MAX_USER_PROPERTIES: Final = 1000  # of one packet that is not a PUBLISH
 
 # What a value is made of.
 BYTE: Final = 0
@@ -139,6 +142,14 @@ class Properties:
         return "Properties(" + ", ".join(f"{name}={value!r}" for name, value in self.present().items()) + ")"
 
 
+def too_many_properties(most: i64) -> ProtocolViolation:
+    return ProtocolViolation(
+        f"the packet has more than {most} user properties",
+        "Send fewer, or put them in the payload",
+        QUOTA_EXCEEDED,
+    )
+
+
 def read_properties(data: bytes, at: i64, end: i64, packet: int) -> Properties:
     """The properties in `data[at:end]` (their length prefix already taken off), judged for this type of packet."""
     found = Properties()
@@ -156,6 +167,8 @@ def read_properties(data: bytes, at: i64, end: i64, packet: int) -> Properties:
             text = read_text(data, at, end)
             at += 2 + len(text)
             found.user.append((key.decode(), text.decode()))
+            if packet != PUBLISH and len(found.user) > MAX_USER_PROPERTIES:
+                raise too_many_properties(MAX_USER_PROPERTIES)
             continue
         if identifier in seen and not (kind == VARINT and packet == PUBLISH):
             raise ProtocolViolation(f"property {name} is included more than once")

@@ -24,9 +24,9 @@ from sluice.client import Backoff, Client, ConnectFailed
 from sluice.client.options import reconnect_delay
 from sluice.errors import ConfigError
 from sluice.worker.done import DoneLog
-from sluice.worker.lanes import CallLater
+from sluice.worker.lookahead import CallLater
 from sluice.worker.running import Running
-from sluice.worker.task import DEFAULT_CONCURRENCY, PREFETCH_PER_LANE, Rules, Task
+from sluice.worker.task import DEFAULT_CONCURRENCY, Rules, Task
 
 log = logging.getLogger("sluice.worker")
 
@@ -78,7 +78,10 @@ class Worker:
 
         Returning acks the job, and answers it if it asks for an answer. An exception nacks it with its text; those in
         `reject`, and a payload that cannot be read, make it a dead letter at once. A job that takes long is extended
-        for as long as it runs, up to `timeout` seconds. `done` skips jobs that are done already."""
+        for as long as it runs, up to `timeout` seconds. `done` skips jobs that are done already.
+
+        A worker takes as many jobs as it runs at once, so that jobs never wait here while another worker
+        is idle, and some more while jobs are short. `prefetch` sets a fixed number instead."""
         queue = queue.removeprefix("$queue/")
         if concurrency < 1 or (prefetch is not None and prefetch < 1):
             raise ConfigError(f"concurrency is {concurrency} and prefetch {prefetch}", "Each is at least 1")
@@ -91,7 +94,7 @@ class Worker:
             queue=queue,
             group=group or self.name,
             concurrency=concurrency,
-            prefetch=prefetch or concurrency * PREFETCH_PER_LANE,
+            prefetch=prefetch,
             reject=(reject,) if isinstance(reject, type) else tuple(reject),
             timeout=timeout,
             done=done,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Any, Final
 
 from sluice.client import Client, Delivery, UnreadablePayload
@@ -16,14 +15,13 @@ from sluice.client.consumer import Consumer
 from sluice.client.errors import ClientError
 from sluice.client.replies import response_topic_of
 from sluice.worker.crew import Crew
+from sluice.worker.lookahead import CallLater, Lookahead
 from sluice.worker.outcome import Reject, Retry, describe
 from sluice.worker.task import Task
 
 log = logging.getLogger("sluice.worker")
 
 BREATH: Final = 32  # jobs that a lane does before the loop gets its turn
-
-CallLater = Callable[[float, Callable[[], None]], Any]
 
 
 class Lanes:
@@ -36,7 +34,10 @@ class Lanes:
         self.task = task
         self._client = client
         self.consumer: Consumer = client.consumer(
-            rules.queue, group=rules.group, prefetch=rules.prefetch, start=rules.start
+            rules.queue,
+            group=rules.group,
+            prefetch=rules.prefetch or rules.concurrency,
+            start=rules.start,
         )
         self.consumer.settler.adopts = True
         self.busy: dict[asyncio.Task[None], Delivery] = {}
@@ -47,6 +48,7 @@ class Lanes:
         self._seen: set[int] = set()
         self._stopping = False
         self._crew: Crew | None = None
+        self._lookahead: Lookahead | None = None
         self._lanes: list[asyncio.Task[None]] = []
 
     async def start(self) -> list[asyncio.Task[None]]:
@@ -60,6 +62,10 @@ class Lanes:
             for number in range(rules.concurrency)
         ]
         self._timer = self._call_later(self._extend_seconds, self._extend)
+        if rules.prefetch is None:
+            self._lookahead = Lookahead(
+                self.consumer, rules.concurrency, self._call_later, lambda: self.is_idle
+            )
         log.info(
             "%s takes jobs of %s in group %s, %d at once",
             self.task.name, rules.queue, rules.group, rules.concurrency,
@@ -73,18 +79,18 @@ class Lanes:
     async def stop(self, grace_seconds: float) -> None:
         """No new jobs; those that run may end within `grace_seconds`, then they are given back."""
         self._stopping = True
-        slowing = asyncio.create_task(self._slow_down(grace_seconds))
-        await asyncio.sleep(
-            0
-        )  # its word leaves in one write with what is given back, or that would come again
+        if self._lookahead is not None:
+            await self._lookahead.stop()
+        draining = asyncio.create_task(self._drain(grace_seconds))
+        await asyncio.sleep(0)  # its SUBSCRIBE leaves before what is given back, or that would come again
         self.consumer.give_back(self.consumer.take_waiting())
         for lane in self._lanes:
             if lane not in self.busy:
                 lane.cancel()
         if self.busy:
             await asyncio.wait(list(self.busy), timeout=grace_seconds)
-        slowing.cancel()
-        await asyncio.wait([slowing])
+        draining.cancel()
+        await asyncio.wait([draining])
         for lane in list(self.busy):
             log.warning("%s was still at %s and gives it back", self.task.name, self.busy[lane].id)
             lane.cancel()
@@ -99,11 +105,12 @@ class Lanes:
             self._crew.stop()
         await self.consumer.close()
 
-    async def _slow_down(self, grace_seconds: float) -> None:
-        """Beside the wait for the jobs: with the line down it takes as long as the line does."""
+    async def _drain(self, grace_seconds: float) -> None:
+        """Take no new jobs, so that others get the partitions at once. It runs beside the wait for the jobs: without a
+        connection it takes until there is one."""
         if self.busy and grace_seconds > 0:
             try:
-                await self.consumer.slow_down()
+                await self.consumer.set_prefetch(0)
             except ClientError:
                 pass  # without a connection nothing new comes either
 
@@ -124,6 +131,8 @@ class Lanes:
                 await self._do(delivery)
             finally:
                 del busy[this]
+            if self._lookahead is not None:
+                self._lookahead.job_ended()
             count += 1
             if count % BREATH == 0:
                 await asyncio.sleep(0)

@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from sluice.client import Client
-from sluice.worker.lanes import CallLater, Lanes
+from sluice.worker.lanes import Lanes
+from sluice.worker.lookahead import CallLater
 from sluice.worker.task import Task
 
 

@@ -20,9 +20,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 DEFAULT_CONCURRENCY = 8
-PREFETCH_PER_LANE = (
-    4  # jobs waiting here for each that is worked on: enough to hide the line, too few to hoard
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +29,7 @@ class Rules:
     queue: str
     group: str
     concurrency: int
-    prefetch: int
+    prefetch: int | None  # None: as many as run at once, and some more where jobs are short
     reject: tuple[type[Exception], ...]
     timeout: float | None
     done: DoneLog | None

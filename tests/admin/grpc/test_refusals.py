@@ -434,8 +434,10 @@ async def test_where_queues_are_switched_off_only_the_node_answers() -> None:
         server = await serve_grpc(house.desk, Keyring(), "127.0.0.1", 0, queues_enabled=False)
         async with grpc.aio.insecure_channel(str(server.address)) as channel:
             for method in REQUESTS:
-                if method in ("GetNode", "ListNodes", "GetCluster", "GetStore", "WhoAmI"):
+                if method in ("GetNode", "ListNodes", "GetCluster", "GetStore", "ListLosses", "WhoAmI"):
                     await call(channel, method)
+                elif method == "ConfirmLoss":
+                    assert (await refusal(call(channel, method)))[2] != "queues_disabled"
                 else:
                     code, details, kind = await refusal(call(channel, method))
                     assert (code, kind) == (Code.FAILED_PRECONDITION, "queues_disabled"), method

@@ -147,6 +147,20 @@ async def test_whoever_shows_a_token_may_use_any_name(guarded: Door) -> None:
     assert (await guarded.api.get("/queues", headers=headers)).status_code == 200
 
 
+@pytest.mark.parametrize("dots", [".", ".."])
+async def test_a_path_with_dots_is_refused_and_encoded_dots_are_a_name(door: Door, dots: str) -> None:
+    await door.ok("POST", "/queues", {"name": "tasks"})
+    head = f"DELETE /api/v1/queues/tasks/groups/{dots} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    reader, writer = await asyncio.open_connection(door.address.host, door.address.port)
+    writer.write(head.encode())
+    assert b" 400 " in await reader.readline()
+    writer.close()
+    encoded = dots.replace(".", "%2E")
+    told = await door.no(404, "DELETE", f"/queues/tasks/groups/{encoded}")
+    assert told["error"] == "unknown_group" and f"'{dots}'" in told["message"]
+    assert await door.ok("GET", "/queues/tasks")
+
+
 async def test_every_answer_forbids_what_browsers_would_do_with_it(door: Door) -> None:
     for path in ("/", "/docs", "/api/v1/queues", "/api/v1/nix", "/healthz"):
         headers = (await door.web.get(path)).headers

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from sluice.errors import NoRoom, StoreFailed
+from sluice.watermark import Watermark
 from tests.admin.rest.conftest import Door, OpenDoor
 
 
@@ -30,15 +32,48 @@ async def test_a_broker_whose_loop_is_stuck_is_not_well(door: Door, monkeypatch:
 
 async def test_a_broker_that_takes_work_is_ready(door: Door) -> None:
     answer = await door.web.get("/readyz")
-    assert answer.json() == {"status": "ready", "store": "memory"}
+    assert answer.json() == {"status": "ready", "store": "memory", "warnings": []}
 
 
 async def test_a_broker_whose_store_has_failed_is_not_ready(open_door: OpenDoor) -> None:
-    door = await open_door(store_fault=lambda: "no space left on device")
+    door = await open_door(store_fault=lambda: StoreFailed("no space left on device"))
     answer = await door.web.get("/readyz")
-    assert answer.status_code == 503
-    assert "no space left" in answer.json()["message"]
+    assert (answer.status_code, answer.json()["error"]) == (503, "store_failed")
+    assert "the store has stopped: no space left" in answer.json()["message"]
+    assert "start again" in answer.json()["do"]
     assert (await door.web.get("/healthz")).status_code == 200
+
+
+async def test_a_broker_on_a_nearly_full_disk_says_that_it_is_not_ready_and_needs_no_restart(
+    open_door: OpenDoor,
+) -> None:
+    door = await open_door(store_fault=lambda: NoRoom("63 MiB are left, and disk.min_free is 64 MiB"))
+    answer = await door.web.get("/readyz")
+    assert (answer.status_code, answer.json()["error"]) == (503, "no_room")
+    assert "63 MiB are left" in answer.json()["message"]
+    assert "Make room on that disk" in answer.json()["do"]
+    assert "start" not in answer.text and "stopped" not in answer.text
+
+
+async def test_a_broker_above_its_memory_limit_is_not_ready_and_says_why(open_door: OpenDoor) -> None:
+    used = [300 << 20]
+    watermark = Watermark(200 << 20, lambda: used[0], lambda: None)
+    watermark.look()
+    door = await open_door(watermark=watermark)
+    answer = await door.web.get("/readyz")
+    assert (answer.status_code, answer.json()["error"]) == (503, "memory_full")
+    assert "uses 300 MiB" in answer.json()["message"] and "limits.memory" in answer.json()["do"]
+    assert (await door.web.get("/healthz")).status_code == 200
+    arrow = {"Content-Type": "application/vnd.apache.arrow.stream"}
+    refused = await door.api.post("/bulk/stages/app/0?queue=q", content=b"x", headers=arrow)
+    assert (refused.status_code, refused.json()["error"]) == (503, "memory_full")
+    page = (await door.web.get("/metrics")).text
+    assert f"sluice_memory_bytes {300 << 20}\n" in page
+    assert f"sluice_memory_limit_bytes {200 << 20}\n" in page
+    assert "sluice_memory_refused_total 1\n" in page
+    used[0] = 100 << 20
+    watermark.look()
+    assert (await door.web.get("/readyz")).status_code == 200
 
 
 async def test_a_broker_that_is_stopping_is_not_ready(door: Door) -> None:

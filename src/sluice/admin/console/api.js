@@ -104,9 +104,22 @@ async function request(method, path, body, signal) {
   }
 }
 
+/** One level of a path. Browsers drop `.` and `..`, encoded or not: the path would name something else. */
+function level(name) {
+  if (name === "." || name === "..") {
+    throw new Refused(
+      0,
+      "dots_in_path",
+      `A browser cannot ask for something that is called ${name}.`,
+      "Use the command line or a program for it.",
+    );
+  }
+  return encodeURIComponent(name);
+}
+
 /** In paths `$` stands for the slash of a queue's name: no proxy on the way can mistake it for a level. */
 export function inPath(name) {
-  return encodeURIComponent(name.replaceAll("/", "$"));
+  return level(name.replaceAll("/", "$"));
 }
 
 function query(values) {
@@ -117,7 +130,7 @@ function query(values) {
 }
 
 const queue = (name) => `/queues/${inPath(name)}`;
-const id = encodeURIComponent;
+const id = level;
 
 export const api = {
   whoami: () => request("GET", "/whoami"),

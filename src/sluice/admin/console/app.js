@@ -103,8 +103,25 @@ function heard(name, value) {
     app.queues = new Map(value.queues.map((queue) => [queue.name, queue]));
     app.history.add(value.node, value.queues);
     app.heard = true;
+    showLosses(value.node.losses ?? 0);
     page?.tick?.();
   } else if (name === "queue") page?.detail?.(value);
+}
+
+/** A band over every page while there is a loss of confirmed frames that no operator has confirmed. */
+function showLosses(cells) {
+  const band = part("losses");
+  if (cells && band.hidden)
+    replace(
+      band,
+      h("strong", null, "The store has lost frames that it had confirmed."),
+      h("span", null, " See what is known of them with "),
+      h("code", null, "sluice losses list"),
+      h("span", null, ", then confirm with "),
+      h("code", null, "sluice losses confirm"),
+      h("span", null, "."),
+    );
+  band.hidden = !cells;
 }
 
 const LINK = { connecting: "Connecting", live: "Live", lost: "Connection lost", "signed-out": "Signed out" };

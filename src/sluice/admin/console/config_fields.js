@@ -73,6 +73,12 @@ export const SECTIONS = [
     fields: [
       ["performance.delivery_timeout", "Deadline", "text", "For one delivery; a consumer may extend it."],
       ["performance.prefetch", "Prefetch", "int", "Unsettled deliveries for each consumer."],
+      [
+        "performance.rebalance_after",
+        "Rebalance after",
+        "text",
+        "How long messages with a key wait for a consumer without room before their partition moves.",
+      ],
       ["performance.batch_size", "Batch", "int", "Messages of one key that may be out at once."],
       ["performance.compression", "Compression", ["none", "zstd"], ""],
       [

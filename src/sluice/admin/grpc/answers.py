@@ -237,6 +237,7 @@ def node_of(view: views.NodeView) -> pb.Node:
         publishes_sent=view.publishes_sent,
         publishes_dropped=view.publishes_dropped,
         stopping=view.stopping,
+        losses=view.losses,
     )
 
 
@@ -254,6 +255,19 @@ def store_of(view: views.StoreView) -> pb.Store:
         owner=view.owner,
         frame=view.frame,
         queues=[_store_queue_of(queue) for queue in view.queues],
+        frames_lost=view.frames_lost,
+    )
+
+
+def loss_of(view: views.LossView) -> pb.Loss:
+    return pb.Loss(
+        cell=view.cell,
+        first=view.first,
+        last=view.last,
+        frames=view.frames,
+        times=view.times,
+        at=time_of(view.at),
+        queues=view.queues,
     )
 
 

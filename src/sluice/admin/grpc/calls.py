@@ -254,6 +254,13 @@ class QueueAdmin(QueueAdminServicer):
     async def GetStore(self, request: pb.GetStoreRequest, context: Context) -> pb.Store:
         return answers.store_of(await self._desk.ask(lambda service: service.store()))
 
+    async def ListLosses(self, request: pb.ListLossesRequest, context: Context) -> pb.ListLossesResponse:
+        found = await self._desk.ask(lambda service: service.losses())
+        return pb.ListLossesResponse(losses=[answers.loss_of(view) for view in found])
+
+    async def ConfirmLoss(self, request: pb.ConfirmLossRequest, context: Context) -> pb.Loss:
+        return answers.loss_of(await self._desk.ask(lambda service: service.confirm_loss(request.cell)))
+
     async def ListNodes(self, request: pb.ListNodesRequest, context: Context) -> pb.ListNodesResponse:
         found = await self._desk.ask(lambda service: service.nodes())
         return pb.ListNodesResponse(nodes=[answers.node_of(view) for view in found])

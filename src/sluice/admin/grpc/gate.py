@@ -72,12 +72,14 @@ ROLES: Final[dict[str, tuple[Role, str]]] = {
     "ListNodes": (Role.VIEWER, "list nodes"),
     "GetCluster": (Role.VIEWER, "look at the cluster"),
     "GetStore": (Role.VIEWER, "look at the store"),
+    "ListLosses": (Role.VIEWER, "list losses"),
+    "ConfirmLoss": (Role.OPERATOR, "confirm a loss"),
     "WhoAmI": (Role.VIEWER, "ask who is asking"),
 }
 
 
 WITHOUT_QUEUES: Final = frozenset(
-    {"GetNode", "ListNodes", "GetCluster", "GetStore", "WhoAmI"}
+    {"GetNode", "ListNodes", "GetCluster", "GetStore", "ListLosses", "ConfirmLoss", "WhoAmI"}
 )  # these say something all the same
 
 
@@ -105,6 +107,7 @@ CODES: Final[tuple[tuple[type[SluiceError], grpc.StatusCode], ...]] = (
     (errors.InvalidPayload, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.MessageTooLarge, grpc.StatusCode.INVALID_ARGUMENT),  # trying again does not help
     (errors.UnknownQueue, grpc.StatusCode.NOT_FOUND),
+    (errors.UnknownLoss, grpc.StatusCode.NOT_FOUND),
     (errors.UnknownGroup, grpc.StatusCode.NOT_FOUND),
     (errors.UnknownMessage, grpc.StatusCode.NOT_FOUND),
     (errors.UnknownDelivery, grpc.StatusCode.NOT_FOUND),

@@ -743,7 +743,7 @@ class ListNodesResponse(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("name", "version", "build", "store", "started_at", "now", "connections", "sessions", "subscriptions", "retained", "queues", "messages", "bytes_received", "bytes_sent", "packets_received", "packets_sent", "publishes_received", "publishes_sent", "publishes_dropped", "stopping")
+    __slots__ = ("name", "version", "build", "store", "started_at", "now", "connections", "sessions", "subscriptions", "retained", "queues", "messages", "bytes_received", "bytes_sent", "packets_received", "packets_sent", "publishes_received", "publishes_sent", "publishes_dropped", "stopping", "losses")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BUILD_FIELD_NUMBER: _ClassVar[int]
@@ -764,6 +764,7 @@ class Node(_message.Message):
     PUBLISHES_SENT_FIELD_NUMBER: _ClassVar[int]
     PUBLISHES_DROPPED_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     build: str
@@ -784,14 +785,15 @@ class Node(_message.Message):
     publishes_sent: int
     publishes_dropped: int
     stopping: bool
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., build: _Optional[str] = ..., store: _Optional[str] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., now: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., connections: _Optional[int] = ..., sessions: _Optional[int] = ..., subscriptions: _Optional[int] = ..., retained: _Optional[int] = ..., queues: _Optional[int] = ..., messages: _Optional[int] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., packets_received: _Optional[int] = ..., packets_sent: _Optional[int] = ..., publishes_received: _Optional[int] = ..., publishes_sent: _Optional[int] = ..., publishes_dropped: _Optional[int] = ..., stopping: _Optional[bool] = ...) -> None: ...
+    losses: int
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., build: _Optional[str] = ..., store: _Optional[str] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., now: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., connections: _Optional[int] = ..., sessions: _Optional[int] = ..., subscriptions: _Optional[int] = ..., retained: _Optional[int] = ..., queues: _Optional[int] = ..., messages: _Optional[int] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., packets_received: _Optional[int] = ..., packets_sent: _Optional[int] = ..., publishes_received: _Optional[int] = ..., publishes_sent: _Optional[int] = ..., publishes_dropped: _Optional[int] = ..., stopping: _Optional[bool] = ..., losses: _Optional[int] = ...) -> None: ...
 
 class GetStoreRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Store(_message.Message):
-    __slots__ = ("kind", "address", "healthy", "fault", "warnings", "segments", "bytes", "version", "cluster", "owner", "frame", "queues")
+    __slots__ = ("kind", "address", "healthy", "fault", "warnings", "segments", "bytes", "version", "cluster", "owner", "frame", "queues", "frames_lost")
     KIND_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HEALTHY_FIELD_NUMBER: _ClassVar[int]
@@ -804,6 +806,7 @@ class Store(_message.Message):
     OWNER_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_LOST_FIELD_NUMBER: _ClassVar[int]
     kind: str
     address: str
     healthy: bool
@@ -816,7 +819,49 @@ class Store(_message.Message):
     owner: str
     frame: int
     queues: _containers.RepeatedCompositeFieldContainer[StoreQueue]
-    def __init__(self, kind: _Optional[str] = ..., address: _Optional[str] = ..., healthy: _Optional[bool] = ..., fault: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., segments: _Optional[int] = ..., bytes: _Optional[int] = ..., version: _Optional[str] = ..., cluster: _Optional[bool] = ..., owner: _Optional[str] = ..., frame: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[StoreQueue, _Mapping]]] = ...) -> None: ...
+    frames_lost: int
+    def __init__(self, kind: _Optional[str] = ..., address: _Optional[str] = ..., healthy: _Optional[bool] = ..., fault: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., segments: _Optional[int] = ..., bytes: _Optional[int] = ..., version: _Optional[str] = ..., cluster: _Optional[bool] = ..., owner: _Optional[str] = ..., frame: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[StoreQueue, _Mapping]]] = ..., frames_lost: _Optional[int] = ...) -> None: ...
+
+class ListLossesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListLossesResponse(_message.Message):
+    __slots__ = ("losses",)
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    losses: _containers.RepeatedCompositeFieldContainer[Loss]
+    def __init__(self, losses: _Optional[_Iterable[_Union[Loss, _Mapping]]] = ...) -> None: ...
+
+class ConfirmLossRequest(_message.Message):
+    __slots__ = ("cell",)
+    CELL_FIELD_NUMBER: _ClassVar[int]
+    cell: int
+    def __init__(self, cell: _Optional[int] = ...) -> None: ...
+
+class Loss(_message.Message):
+    __slots__ = ("cell", "first", "last", "frames", "times", "at", "queues")
+    class QueuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    CELL_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    cell: int
+    first: int
+    last: int
+    frames: int
+    times: int
+    at: _timestamp_pb2.Timestamp
+    queues: _containers.ScalarMap[str, int]
+    def __init__(self, cell: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., frames: _Optional[int] = ..., times: _Optional[int] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., queues: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class StoreQueue(_message.Message):
     __slots__ = ("name", "partitions", "length", "counters", "groups")

@@ -214,6 +214,16 @@ class QueueAdminStub:
                 request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.GetStoreRequest.SerializeToString,
                 response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Store.FromString,
                 _registered_method=True)
+        self.ListLosses = channel.unary_unary(
+                '/sluice.admin.v1.QueueAdmin/ListLosses',
+                request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListLossesRequest.SerializeToString,
+                response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListLossesResponse.FromString,
+                _registered_method=True)
+        self.ConfirmLoss = channel.unary_unary(
+                '/sluice.admin.v1.QueueAdmin/ConfirmLoss',
+                request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ConfirmLossRequest.SerializeToString,
+                response_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Loss.FromString,
+                _registered_method=True)
         self.WhoAmI = channel.unary_unary(
                 '/sluice.admin.v1.QueueAdmin/WhoAmI',
                 request_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.WhoAmIRequest.SerializeToString,
@@ -456,6 +466,20 @@ class QueueAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListLosses(self, request, context):
+        """Frames that the store had confirmed and has lost, by cell, until an operator confirms it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ConfirmLoss(self, request, context):
+        """You know what was lost: it is not reported any more. NOT_FOUND if there is nothing to confirm.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WhoAmI(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -644,6 +668,16 @@ def add_QueueAdminServicer_to_server(servicer, server):
                     servicer.GetStore,
                     request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.GetStoreRequest.FromString,
                     response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Store.SerializeToString,
+            ),
+            'ListLosses': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLosses,
+                    request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListLossesRequest.FromString,
+                    response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListLossesResponse.SerializeToString,
+            ),
+            'ConfirmLoss': grpc.unary_unary_rpc_method_handler(
+                    servicer.ConfirmLoss,
+                    request_deserializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ConfirmLossRequest.FromString,
+                    response_serializer=sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Loss.SerializeToString,
             ),
             'WhoAmI': grpc.unary_unary_rpc_method_handler(
                     servicer.WhoAmI,
@@ -1623,6 +1657,60 @@ class QueueAdmin:
             '/sluice.admin.v1.QueueAdmin/GetStore',
             sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.GetStoreRequest.SerializeToString,
             sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Store.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLosses(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.admin.v1.QueueAdmin/ListLosses',
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListLossesRequest.SerializeToString,
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ListLossesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ConfirmLoss(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.admin.v1.QueueAdmin/ConfirmLoss',
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.ConfirmLossRequest.SerializeToString,
+            sluice_dot_admin_dot_grpc_dot_queue__admin__pb2.Loss.FromString,
             options,
             channel_credentials,
             insecure,

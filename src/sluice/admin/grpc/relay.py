@@ -36,6 +36,7 @@ GATHERED: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "ListNodes": ("nodes", lambda one: one.name),
     "FindMessage": ("queues", lambda one: one),
     "Verify": ("faults", lambda one: 0),
+    "ListLosses": ("losses", lambda one: one.cell),
 }
 
 
@@ -94,6 +95,8 @@ class Relay:
             return self._directory.cell_of_queue(_created(request.config_json))
         if "queue" in known or "name" in known:
             return self._directory.cell_of_queue(plain(request.queue if "queue" in known else request.name))
+        if "cell" in known:
+            return int(request.cell) if request.cell < self._directory.cells else -1
         if "client" in known:
             return self._directory.cell_of_client(request.client)
         return -1

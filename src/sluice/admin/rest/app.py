@@ -32,6 +32,8 @@ from sluice.admin.rest.gate import Gate
 from sluice.admin.rest.live import LiveFeed
 from sluice.admin.rest.relay import Relay
 from sluice.cluster.directory import Directory
+from sluice.errors import SluiceError
+from sluice.watermark import Watermark
 
 MAX_BODY: Final = 2_862_000  # a packet of the usual largest size as base64, and its frame
 
@@ -82,12 +84,14 @@ def make_app(
     host: str = "127.0.0.1",
     max_body: int = MAX_BODY,
     queues_enabled: bool = True,
-    store_fault: Callable[[], str] = lambda: "",
+    store_fault: Callable[[], SluiceError | None] = lambda: None,
+    watermark: Watermark | None = None,
     bulk_door: BulkDoor | None = None,
     directory: Directory | None = None,
     far_tls: ssl.SSLContext | None = None,
 ) -> RestDoor:
-    """`host` is what the door listens on; `store_fault` says what is wrong with the store, or nothing. In a cluster
+    """`host` is what the door listens on; `store_fault` returns why the store takes nothing, or
+    None. In a cluster
     `directory` says where everything is, and `far_tls` how the doors of other nodes are known, if by HTTPS."""
     app = FastAPI(
         title="Sluice",
@@ -101,6 +105,7 @@ def make_app(
     app.state.desk = desk
     app.state.queues_enabled = queues_enabled
     app.state.store_fault = store_fault
+    app.state.watermark = watermark if watermark is not None else Watermark(0)
     app.state.live = LiveFeed(desk)
     app.state.directory = directory
     app.state.bulk = bulk_door if bulk_door is not None else BulkDoor()

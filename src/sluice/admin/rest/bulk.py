@@ -12,6 +12,7 @@ from pathlib import Path as FilePath
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from sluice.access.identity import Role
@@ -42,7 +43,15 @@ from sluice.admin.rest.bulk_models import (
 )
 from sluice.admin.rest.gate import until_gone
 from sluice.admin.rest.line import CONNECTION, cut_off
-from sluice.admin.rest.refusals import BodyTooSlow, InvalidRequest, NotArrow, Stopping, answers
+from sluice.admin.rest.refusals import (
+    BodyBrokenOff,
+    BodyTooSlow,
+    InvalidRequest,
+    NotArrow,
+    Stopping,
+    UploadTooSlow,
+    answers,
+)
 from sluice.admin.rest.relay import Relay
 from sluice.admin.rest.shares import share_of
 from sluice.admin.rest.values import (
@@ -55,13 +64,17 @@ from sluice.bulk.pace import Pace
 from sluice.bulk.reading import LocalReading, Part, Reading, Seats, Wanted, Workshop
 from sluice.bulk.stages import Stages, Upload
 from sluice.clock import steady_time
-from sluice.errors import NoArrow, QueueMadeAgain, SluiceError
+from sluice.errors import MemoryFull, NoArrow, QueueMadeAgain, SluiceError
+from sluice.watermark import Watermark
 
 router = APIRouter(prefix="/api/v1/bulk", dependencies=[Depends(queues_are_on)], tags=["bulk"])
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
 COMMIT_SECONDS: Final = 300.0
 PIECE_SECONDS: Final = 30.0  # what a sender may be silent in the middle of a body
+# After this time a sender must have kept to this rate since the beginning.
+UPLOAD_GRACE_SECONDS: Final = 60.0
+UPLOAD_RATE: Final = 8192  # bytes a second
 
 
 class BulkDoor:
@@ -323,6 +336,10 @@ async def stage(
     message_id and letter as you like. They are in no queue before the batch is committed."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != ARROW:
         raise NotArrow(request.headers.get("content-type", ""))
+    watermark: Watermark = request.app.state.watermark
+    if watermark.reason:
+        watermark.uploads_refused += 1
+        raise MemoryFull(watermark.reason)
     stages = door_of(request).stages
     upload = stages.begin(app, batch, plain_name(query.queue))
     with stages.reading([upload.stage]):
@@ -338,16 +355,27 @@ async def stage(
 
 
 async def _receive(request: Request, upload: Upload) -> None:
-    """Read no faster than it is written: the sender waits."""
+    """Read no faster than it is written: the sender waits.
+
+    A sender that is too slow is refused: each upload holds a connection and a part of the memory
+    for stages.
+    """
     pieces = aiter(request.stream())
+    began = steady_time()
     while True:
+        spent = steady_time() - began
+        left = UPLOAD_GRACE_SECONDS + upload.stage.bytes / UPLOAD_RATE - spent
         try:
-            async with asyncio.timeout(PIECE_SECONDS):
+            async with asyncio.timeout(max(0.0, min(PIECE_SECONDS, left))):
                 piece = await anext(pieces)
         except StopAsyncIteration:
             return
         except TimeoutError:
+            if left < PIECE_SECONDS:
+                raise UploadTooSlow(upload.stage.bytes, steady_time() - began, UPLOAD_RATE) from None
             raise BodyTooSlow(PIECE_SECONDS) from None
+        except ClientDisconnect:
+            raise BodyBrokenOff from None
         if piece:
             upload.write(piece)
 

@@ -26,6 +26,7 @@ from sluice.admin.rest.refusals import (
     BodyTooLarge,
     BodyTooSlow,
     Busy,
+    DotsInPath,
     ForeignHost,
     ForeignOrigin,
     NotJson,
@@ -104,6 +105,8 @@ class Gate:
             scope[IDENTITY] = identity
             scope[AGAIN] = again
             raw: bytes = scope.get("raw_path") or path.encode()
+            if any(segment in (b".", b"..") for segment in raw.split(b"?")[0].split(b"/")):
+                raise DotsInPath
             scope["path"] = "/".join(one_level(one) for one in raw.decode("latin-1").split("/"))
         if scope["method"] in ("GET", "HEAD", "OPTIONS", "TRACE"):
             if scope["method"] == "HEAD" and path != LIVE:

@@ -72,7 +72,9 @@ class Ledger(Shown):
 class Consumer(Shown):
     client: str = Field(description="Client id", examples=["worker-1"])
     group: str
-    partitions: list[int] = Field(description="Partitions that it serves; none: it stands by")
+    partitions: list[int] = Field(
+        description="Partitions that it serves; without one it gets messages without a key"
+    )
     inflight: int = Field(description="Deliveries that it has and has not settled")
     prefetch: int
     priority: int
@@ -271,6 +273,7 @@ class Node(Shown):
     publishes_sent: int
     publishes_dropped: int
     stopping: bool
+    losses: int = Field(description="cells whose store has lost confirmed frames, which nobody has confirmed")
 
 
 class StoreGroup(Shown):
@@ -310,6 +313,19 @@ class Store(Shown):
     owner: str = Field(description="who holds the lease of a store in Redis")
     frame: int = Field(description="the last frame that it has")
     queues: list[StoreQueue] = Field(description="of a store in Redis")
+    frames_lost: int = Field(description="frames that it had confirmed and has lost, in its life")
+
+
+class Loss(Shown):
+    """Frames that a store had confirmed and has lost."""
+
+    cell: int = Field(description="of a cluster; 0 for a broker alone")
+    first: int = Field(description="the first frame that is lost")
+    last: int = Field(description="the last one")
+    frames: int
+    times: int = Field(description="incidents that nobody has confirmed")
+    at: Time = Field(description="when the latest was noticed")
+    queues: dict[str, int] = Field(description="lost messages by queue, as far as they are known")
 
 
 class Sample(BaseModel):
@@ -341,8 +357,10 @@ class Pulse(BaseModel):
 class Readiness(BaseModel):
     status: Literal["ready"]
     store: str
+    warnings: list[str] = Field(default=[], description="what an operator must see to; it takes work anyway")
 
 
+LOSSES: TypeAdapter[list[Loss]] = TypeAdapter(list[Loss])
 NODES: TypeAdapter[list[Node]] = TypeAdapter(list[Node])
 QUEUES: TypeAdapter[list[Queue]] = TypeAdapter(list[Queue])
 GROUPS: TypeAdapter[list[Group]] = TypeAdapter(list[Group])

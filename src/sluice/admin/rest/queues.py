@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Annotated, Any
-from urllib.parse import quote
 
 from fastapi import APIRouter, Body, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -24,6 +23,7 @@ from sluice.admin.rest.models import (
 )
 from sluice.admin.rest.refusals import answers
 from sluice.admin.rest.values import TIME_PATTERN, GroupName, QueueName, Whole, plain_name
+from sluice.notation import path_segment
 
 router = APIRouter(prefix="/api/v1/queues", dependencies=[Depends(queues_are_on)])
 
@@ -90,7 +90,7 @@ async def create_queue(request: Request, config: Annotated[dict[str, Any], Body(
     """Make a queue. What is not given has its default."""
     detail = await ask(request, lambda service: service.create_queue(config))
     answer = show(QueueDetail, detail, 201)
-    answer.headers["Location"] = f"/api/v1/queues/{quote(detail.stats.name.replace('/', '$'), safe='$')}"
+    answer.headers["Location"] = f"/api/v1/queues/{path_segment(detail.stats.name.replace('/', '$'), '$')}"
     return answer
 
 

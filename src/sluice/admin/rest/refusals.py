@@ -38,6 +38,7 @@ from sluice.errors import (
     TooManyReaders,
     UnknownDelivery,
     UnknownGroup,
+    UnknownLoss,
     UnknownMessage,
     UnknownPartition,
     UnknownQueue,
@@ -72,6 +73,23 @@ class BodyTooSlow(SluiceError):
         super().__init__(f"the body was not there after {seconds:.0f} seconds", "Send it again")
 
 
+class UploadTooSlow(BodyTooSlow):
+    def __init__(self, size: int, seconds: float, rate: int) -> None:
+        SluiceError.__init__(
+            self,
+            f"only {size} bytes of the body have come in {seconds:.0f} seconds, and at least {rate} bytes a "
+            "second are expected",
+            "Send it over a faster connection, or make smaller batches",
+        )
+
+
+class BodyBrokenOff(SluiceError):
+    """The client is gone, so nobody reads this."""
+
+    def __init__(self) -> None:
+        super().__init__("the connection ended before the body did", "Send it again")
+
+
 class NotJson(SluiceError):
     def __init__(self, given: str) -> None:
         super().__init__(
@@ -85,6 +103,14 @@ class NotArrow(SluiceError):
         super().__init__(
             f"the body is {given or 'of no named type'}, and rows are sent as an Arrow stream",
             "Send it with Content-Type: application/vnd.apache.arrow.stream",
+        )
+
+
+class DotsInPath(SluiceError):
+    def __init__(self) -> None:
+        super().__init__(
+            "the path has a level that is '.' or '..'",
+            "Write a name of dots as %2E or %2E%2E, or leave the level out",
         )
 
 
@@ -143,6 +169,7 @@ STATUS: Final[tuple[tuple[type[SluiceError], int], ...]] = (
     (ForeignHost, 403),
     (NoSuchPage, 404),
     (UnknownQueue, 404),
+    (UnknownLoss, 404),
     (UnknownGroup, 404),
     (UnknownMessage, 404),
     (UnknownDelivery, 404),

@@ -62,6 +62,7 @@ GATHERED: Final = {
     "ecq": Gathered("client"),
     "nodes": Gathered("name", in_cells=False),
     "verify": Gathered(),
+    "losses": Gathered("cell"),
 }
 
 
@@ -116,6 +117,8 @@ class Relay:
                 return directory.cell_of_queue(plain_name(name)), receive
             case ["ecq", client, *_] | ["bulk", "stages", client, *_]:
                 return directory.cell_of_client(client), receive
+            case ["losses", number, *_] if number.isdecimal() and int(number) < directory.cells:
+                return int(number), receive
             case ["live"]:
                 queue = parse_qs(scope["query_string"].decode("latin-1")).get("queue", [""])[0]
                 return (directory.cell_of_queue(plain_name(queue)) if queue else -1), receive
@@ -315,7 +318,7 @@ def _joined(parts: list[Any], how: Gathered, limit: int) -> Any:
         return {how.inside: sorted({one for part in parts for one in part[how.inside]})}
     whole = [one for part in parts for one in part]
     if how.order:
-        whole.sort(key=lambda one: str(one[how.order]))
+        whole.sort(key=lambda one: one[how.order])
     return whole[:limit]
 
 

@@ -14,7 +14,6 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
-from urllib.parse import quote
 
 import httpx
 from starlette.requests import Request
@@ -24,6 +23,7 @@ from sluice.bulk.stages import Stage
 from sluice.cluster.coordinator import NodeInfo
 from sluice.cluster.directory import Directory
 from sluice.errors import SluiceError
+from sluice.notation import path_segment
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Shares:
         kept.append((PASSED, "1"))
         for node_id, queues in shares.items():
             node = nodes[node_id]
-            url = f"{self._scheme}://{node.http}/api/v1/bulk/stages/{quote(app, safe='')}/{batch}"
+            url = f"{self._scheme}://{node.http}/api/v1/bulk/stages/{path_segment(app)}/{batch}"
             try:
                 await self._commit(node, url, kept, stages, queues, to_all)
             except BaseException:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from fastapi import Path
 from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from sluice.notation import parse_duration, show_duration
+from sluice.notation import parse_duration, path_segment, show_duration
 from sluice.queues.start import time_of
 
 LATEST: Final = 253_402_300_799.0  # the last second that a date of four digits can name
@@ -148,7 +148,7 @@ class Moment:
 def one_level(segment: str) -> str:
     """A segment of a path as it was sent, made safe for routing: whatever is not a slash stands for itself. The router
     splits at slashes, so those that belong to a name stay encoded until `whole_segment` reads them."""
-    return quote(unquote(segment, errors="replace"), safe="", encoding="utf-8") if "%" in segment else segment
+    return path_segment(unquote(segment, errors="replace")) if "%" in segment else segment
 
 
 def whole_segment(value: object) -> str:

@@ -11,8 +11,8 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import quote
 
+from sluice.notation import path_segment
 from sluice.spark.door import Door, Where
 from sluice.spark.faults import InvalidOption, Refused
 from sluice.spark.pipelines.homes import homes_of, own
@@ -212,7 +212,7 @@ class _Describing(Door):
 
 
 def _described(queue: str) -> str:
-    return f"/queues/{quote(queue.replace('/', '$'), safe='$')}"
+    return f"/queues/{path_segment(queue.replace('/', '$'), '$')}"
 
 
 def app_of(*parts: str) -> str:

@@ -117,6 +117,24 @@ class Files:
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)
         return fd
 
+    def lock_to_read(self, path: str) -> int:
+        """Keep writers away from `path` until the descriptor is closed, and change nothing: neither
+        the file nor the
+        number in it. -1 if there is no such file: then no process has the store open either."""
+        try:
+            fd = self.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return -1
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+            os.close(fd)
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            raise StoreLocked(os.path.dirname(path), holder) from None
+        return fd
+
     def create(self, path: str) -> int:
         """A new file to write, which must not have been there."""
         return self.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)

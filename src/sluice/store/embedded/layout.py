@@ -10,11 +10,12 @@ layout                  one line of text: "sluice-log 1 <salt> <crc32c>"
 
 from __future__ import annotations
 
+import errno
 from typing import Final
 
 from google_crc32c import value as crc32c
 
-from sluice.errors import StoreDamaged, StoreUnknown
+from sluice.errors import StoreUnknown
 from sluice.store.embedded.files import Files, read_whole, write_whole
 
 VERSION: Final = 1
@@ -55,6 +56,11 @@ class Listing:
                 self.snapshots.append(name)
         self.segments.sort()
 
+    @property
+    def is_store(self) -> bool:
+        """Whether anything in the directory was written by a store."""
+        return self.has_layout or bool(self.segments) or bool(self.snapshots)
+
 
 def write_layout(files: Files, directory: str, salt: int) -> None:
     words = f"sluice-log {VERSION} {salt:08x}"
@@ -64,17 +70,21 @@ def write_layout(files: Files, directory: str, salt: int) -> None:
 
 
 def read_layout(files: Files, directory: str) -> int:
-    """The salt of this store. Refuses a layout that this Sluice does not know before it can do harm to it."""
-    path = f"{directory}/{LAYOUT}"
-    words = read_whole(files, path).decode("ascii", "replace").split()
+    """Return the salt of this store, or -1 if the file is lost, damaged or unreadable. Refuses a
+    layout that this
+    Sluice does not know before it can do harm to it."""
+    try:
+        words = read_whole(files, f"{directory}/{LAYOUT}").decode("ascii", "replace").split()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.EIO):
+            raise
+        return -1
     if len(words) >= 2 and words[0] == "sluice-log" and words[1].isdigit() and words[1] != str(VERSION):
         raise StoreUnknown(directory, words[1], VERSION)
     line = " ".join(words[:3])
     if len(words) != 4 or words[0] != "sluice-log" or words[3] != f"{crc32c(line.encode()):08x}":
-        raise StoreDamaged(
-            path,
-            0,
-            "the file that names the layout is not what was written",
-            "Restore this small file from a backup; the log cannot be read without its salt",
-        )
-    return int(words[2], 16)
+        return -1
+    try:
+        return int(words[2], 16)
+    except ValueError:
+        return -1

@@ -19,15 +19,15 @@ from typing import Final
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
-from sluice.errors import StoreDamaged
+from sluice.errors import StoreDamaged, UnusableRecord
 from sluice.store.embedded.files import Files
 from sluice.store.embedded.frames import FRAME_BYTES, LIMIT, guess_lost
-from sluice.store.embedded.index import pieces, read_index, write_index
+from sluice.store.embedded.index import Index, pieces, read_index, write_index
 from sluice.store.embedded.layout import Listing, index_name, log_name
 from sluice.store.embedded.scan import Frame, SegmentScan
 from sluice.store.embedded.snapshot import Snapshot, read_snapshot
 from sluice.store.pace import Pace
-from sluice.store.protocol import MESSAGE, ROW_BYTES, Loader, Recovery, write_row
+from sluice.store.protocol import MESSAGE, ROW_BYTES, Loader, Record, Recovery, read_row, write_row
 
 _UNKNOWN: Final = -1  # an lsn that cannot be foretold
 _END: Final = -1  # no more frames in this segment
@@ -57,6 +57,7 @@ class Recoverer:
         salvage: bool,
         loader: Loader,
         pace: Pace,
+        read_only: bool = False,
     ) -> None:
         self._files = files
         self._directory = directory
@@ -65,26 +66,36 @@ class Recoverer:
         self._salvage = salvage
         self._loader = loader
         self._pace = pace
+        self._read_only = read_only
         self._damaged = False
         self._report = Recovery()
         self._log = Recovered(self._report)
 
     def run(self) -> Recovered:
-        # After kill -9 the names may be in the cache only; what is removed below, or acknowledged later, rests on them.
-        self._files.sync_directory(self._directory)
+        if not self._read_only:
+            # After kill -9 the names may be in the cache only; what is removed below, or
+            # acknowledged later, rests on
+            # them.
+            self._files.sync_directory(self._directory)
         listing = Listing(self._files.names(self._directory))
-        for name in listing.temporary:
-            self._files.unlink(f"{self._directory}/{name}")
-        for number in listing.indexes:
-            if number not in listing.segments:  # its log was given back, and then the power went
-                self._files.unlink(f"{self._directory}/{index_name(number)}")
+        if not self._read_only:
+            self._remove_leftovers(listing)
         snapshot = self._choose_snapshot(listing)
         start = 1
         covered = 0
         if snapshot is not None:
             start, covered = snapshot.segment, snapshot.offset
             self._log.lsn = snapshot.lsn
-            self._loader.load_snapshot(snapshot.state)
+            try:
+                self._loader.load_snapshot(snapshot.state)
+            except UnusableRecord as error:
+                raise StoreDamaged(
+                    f"{self._directory}/{snapshot.name}",
+                    0,
+                    error.what,
+                    "Restore it from a backup, or move this file away and start once with --salvage: "
+                    "the log is read without it then, and settled messages may come back",
+                ) from error
             self._pace.loaded(len(snapshot.state))
             for segment in listing.segments:
                 if segment < start:
@@ -99,12 +110,22 @@ class Recoverer:
             self._walk(segment, covered if segment == start else 0, segment == tail[-1])
         if self._log.lsn == _UNKNOWN:
             self._log.lsn = 0
-        self._go_on(tail, start)
+        if self._read_only:
+            self._log.segment = tail[-1] if tail else start
+        else:
+            self._go_on(tail, start)
         self._pace.sealed = int(self._log.segment) != start
         if self._damaged:  # whatever the next snapshot costs: with it a start needs nothing of what is broken
             self._pace.loaded(0)
         self._report.segments = len(self._log.sizes)
         return self._log
+
+    def _remove_leftovers(self, listing: Listing) -> None:
+        for name in listing.temporary:
+            self._files.unlink(f"{self._directory}/{name}")
+        for number in listing.indexes:
+            if number not in listing.segments:  # its log was given back, and then the power went
+                self._files.unlink(f"{self._directory}/{index_name(number)}")
 
     # -- snapshots and full segments
 
@@ -133,23 +154,44 @@ class Recoverer:
     def _load_old(self, segment: int, snapshot: Snapshot) -> None:
         """A full segment before the snapshot's: its messages as rows."""
         if segment not in snapshot.kept:
-            self._files.unlink(f"{self._directory}/{log_name(segment)}")
-            self._files.unlink(f"{self._directory}/{index_name(segment)}")
+            if not self._read_only:
+                self._files.unlink(f"{self._directory}/{log_name(segment)}")
+                self._files.unlink(f"{self._directory}/{index_name(segment)}")
             return
         index = read_index(self._files, self._directory, segment)
         if index is None:
             self._walk(segment, LIMIT, False)
             return
-        self._load_rows(index.rows)
         fd = self._files.open_to_read(f"{self._directory}/{log_name(segment)}")
         size = self._files.size(fd)
         self._files.close(fd)
         self._log.sizes[segment] = size
+        rows = index.rows
         if size < index.log_bytes:
-            gone = index.log_bytes - size
-            self._report.notes.append(
-                f"{log_name(segment)} is shorter than it was by {gone} B, and has lost the messages in them"
-            )
+            rows = self._cut_short(segment, size, index)
+        self._load_rows(segment, rows)
+
+    def _cut_short(self, segment: int, size: int, index: Index) -> bytes:
+        """A full segment has lost its end. Returns the rows of the messages that are left."""
+        kept = BytesWriter()
+        lost = 0
+        for at in range(0, len(index.rows), ROW_BYTES):
+            row = read_row(index.rows, at)
+            if int(row.address & LIMIT) + int(row.size) <= size:
+                kept.write(index.rows[at : at + ROW_BYTES])
+            else:
+                lost += 1
+                self._report.lost.append((int(row.pid), int(row.seq)))
+        self._damage(
+            log_name(segment),
+            size,
+            f"the file ends here, and had {index.log_bytes - size} bytes more when it was full, "
+            f"with {lost} messages in them",
+        )
+        rows = kept.getvalue()
+        if not self._read_only:  # so that the next start needs no salvage
+            write_index(self._files, self._directory, segment, size, rows)
+        return rows
 
     def _check_row_of(self, tail: list[int], start: int, needed: bool) -> None:
         """The segments from the snapshot on follow each other without a gap."""
@@ -173,7 +215,7 @@ class Recoverer:
             self._files.close(fd)
         if last:
             self._log.offset = end
-        elif read_index(self._files, self._directory, segment) is None:
+        elif not self._read_only and read_index(self._files, self._directory, segment) is None:
             write_index(self._files, self._directory, segment, scan.size, self._log.rows.getvalue())
             self._files.sync_directory(self._directory)
             self._report.rebuilt_indexes += 1
@@ -190,7 +232,7 @@ class Recoverer:
             if not behind and offset >= covered:
                 behind = True
                 lsn = self._log.lsn
-                self._load_rows(rows.getvalue())
+                self._load_rows(int(scan.segment), rows.getvalue())
             frame = scan.frame_at(offset)
             if frame is None:
                 resume = self._broken(scan, offset, lsn, last and behind)
@@ -209,7 +251,7 @@ class Recoverer:
                 self._pace.written += frame.end - offset
             offset = frame.end
         if not behind:
-            self._load_rows(rows.getvalue())
+            self._load_rows(int(scan.segment), rows.getvalue())
         if offset < covered and covered != LIMIT:
             self._damage(
                 log_name(int(scan.segment)), offset, "the log ends before the snapshot's place in it"
@@ -223,15 +265,31 @@ class Recoverer:
                 if behind:
                     self._report.messages += 1
             if behind:
-                self._loader.load_record(record)
+                self._load_record(record)
         if behind:
             self._report.frames += 1
             self._report.records += len(frame.records)
 
-    def _load_rows(self, rows: bytes) -> None:
+    def _load_record(self, record: Record) -> None:
+        try:
+            self._loader.load_record(record)
+        except UnusableRecord as error:
+            self._damage(log_name(int(record.address >> 32)), record.address & LIMIT, error.what)
+            if record.kind == MESSAGE:
+                self._report.lost.append((int(record.pid), int(record.seq)))
+
+    def _load_rows(self, segment: int, rows: bytes) -> None:
         self._report.messages += len(rows) // ROW_BYTES
-        for piece in pieces(rows):
-            self._loader.load_rows(piece)
+        try:
+            for piece in pieces(rows):
+                self._loader.load_rows(piece)
+        except UnusableRecord as error:
+            raise StoreDamaged(
+                f"{self._directory}/{index_name(segment)}",
+                0,
+                error.what,
+                "Move this file away and start again: it is made anew from the log",
+            ) from error
 
     # -- what is broken
 
@@ -244,7 +302,10 @@ class Recoverer:
                 return _END
             self._report.torn_bytes += torn
             self._report.notes.append(
-                f"the end of {name} was cut by {torn} B: a write that a crash interrupted"
+                f"the end of {name} "
+                + (f"is torn by {torn} B" if self._read_only else f"was cut by {torn} B")
+                + ": a write that a crash interrupted"
+                + (". The next start cuts it off" if self._read_only else "")
             )
             return _END
         self._damage(name, offset, "a frame that had been synced is broken")

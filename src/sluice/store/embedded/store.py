@@ -19,7 +19,8 @@ from sluice.store.embedded.frames import FRAME_BYTES, LIMIT
 from sluice.store.embedded.layout import LAYOUT, LOCK, Listing, read_layout, write_layout
 from sluice.store.embedded.reader import Reader, ReadRequest, ScanRequest
 from sluice.store.embedded.recovery import Recoverer
-from sluice.store.embedded.writer import BeginJob, CommitJob, SnapshotJob, Writer
+from sluice.store.embedded.salt import UNKNOWN, find_salt, has_bytes
+from sluice.store.embedded.writer import BeginJob, CommitJob, SealJob, SnapshotJob, Writer
 from sluice.store.pace import Pace
 from sluice.store.protocol import Loader, Recovery
 
@@ -27,7 +28,11 @@ from sluice.store.protocol import Loader, Recovery
 class EmbeddedStore:
     """`on_failure` is called once, in the loop's thread, when a write, a sync or a read has failed: from then on no
     commit is ever answered. `on_short` hears why when less than `min_free_bytes` are left on the disk, and an empty
-    string when there are enough again. `sync_seconds` is how long a frame committed without `sync` may wait for it."""
+    string when there are enough again. `sync_seconds` is how long a frame committed without `sync`
+    may wait for it.
+    With `read_only` the store is opened as a start would open it, and no file is written, cut or
+    removed: it takes
+    reads and no commits."""
 
     def __init__(
         self,
@@ -39,6 +44,7 @@ class EmbeddedStore:
         snapshot_bytes: int = 64 << 20,
         sync_seconds: float = 0.2,
         salvage: bool = False,
+        read_only: bool = False,
         min_free_bytes: int = 0,
         on_short: Callable[[str], None] | None = None,
         files: Files | None = None,
@@ -50,6 +56,7 @@ class EmbeddedStore:
         self._snapshot_bytes: i64 = snapshot_bytes
         self._sync_seconds = sync_seconds
         self._salvage = salvage
+        self._read_only = read_only
         self._min_free_bytes = min_free_bytes if on_short is not None else 0
         self._on_short = on_short
         self._files = files if files is not None else Files()
@@ -68,8 +75,12 @@ class EmbeddedStore:
         if self._lock >= 0:
             raise StoreError("the store is open already")
         try:
-            self._files.make_directory(self._directory)
-            self._lock = self._files.lock(f"{self._directory}/{LOCK}")
+            if self._read_only:
+                self._check_store()
+                self._lock = self._files.lock_to_read(f"{self._directory}/{LOCK}")
+            else:
+                self._files.make_directory(self._directory)
+                self._lock = self._files.lock(f"{self._directory}/{LOCK}")
             self._files.fill_reserve()
             return self._recover(loader)
         except OSError as error:
@@ -79,18 +90,45 @@ class EmbeddedStore:
             self._unlock()
             raise
 
+    def _check_store(self) -> None:
+        if not Listing(self._files.names(self._directory)).is_store:
+            raise StoreError(
+                f"there is no store in {self._directory}",
+                "Give the directory that sluice serve --data was given",
+            )
+
     def _recover(self, loader: Loader) -> Recovery:
-        salt = self._salt()
+        salt = read_layout(self._files, self._directory)
+        found = ""
+        if salt < 0:
+            salt, found = self._find_salt(Listing(self._files.names(self._directory)))
+            if not found and not self._read_only:  # a new store: before its first segment
+                write_layout(self._files, self._directory, salt)
         self._pace = Pace(int(self._snapshot_bytes))
         log = Recoverer(
-            self._files, self._directory, salt, int(self._segment_bytes), self._salvage, loader, self._pace
+            self._files,
+            self._directory,
+            salt,
+            int(self._segment_bytes),
+            self._salvage,
+            loader,
+            self._pace,
+            self._read_only,
         ).run()
+        if found:
+            log.report.notes.insert(0, found)
+            if not self._read_only:  # not earlier: the log has proved by now that this is its salt
+                write_layout(self._files, self._directory, salt)
         self._segment = log.segment
         self._offset = log.offset
         self._sizes = log.sizes
         reader = Reader(
             self._files, self._directory, salt, self._salvage, self._call_soon_threadsafe, self._fail
         )
+        reader.start()
+        self._reader = reader
+        if self._read_only:
+            return log.report
         writer = Writer(
             self._files,
             self._directory,
@@ -104,27 +142,33 @@ class EmbeddedStore:
             reader.forget,
             self._short,
         )
-        reader.start()
         writer.start()
-        self._reader = reader
         self._writer = writer
         return log.report
 
-    def _salt(self) -> int:
-        """The salt of the directory, which is made a store if nothing of one is in it yet."""
-        listing = Listing(self._files.names(self._directory))
-        if listing.has_layout:
-            return read_layout(self._files, self._directory)
-        if listing.segments or listing.snapshots:
+    def _find_salt(self, listing: Listing) -> tuple[int, str]:
+        """Return the salt of a directory without a sound `layout`, and a sentence about it for the
+        operator: none for
+        a directory that becomes a store now. The frames know their salt, so nothing is lost with
+        that file."""
+        if not listing.is_store:
+            return secrets.randbits(32), ""
+        what = f"{LAYOUT} {'is damaged' if listing.has_layout else 'is missing'}"
+        written = "it can be written again" if self._read_only else "it was written again"
+        salt = find_salt(self._files, self._directory, listing.segments)
+        if salt != UNKNOWN:
+            return salt, f"{what}; {written}, with the salt that the frames of the log have"
+        if not has_bytes(self._files, self._directory, listing.segments):
+            return secrets.randbits(32), f"{what}; {written}: there are no frames in the log"
+        if not self._salvage:
             raise StoreDamaged(
                 f"{self._directory}/{LAYOUT}",
                 0,
-                "the file is missing, and the log is not",
-                "Restore this small file from a backup; the log cannot be read without its salt",
+                "the file is lost, and the frames of the log do not agree on the salt that was in it",
+                "Restore this small file from a backup, or start once with --salvage: "
+                "what was written since the last snapshot is lost then",
             )
-        salt = secrets.randbits(32)
-        write_layout(self._files, self._directory, salt)
-        return salt
+        return secrets.randbits(32), f"{what}, and the log does not tell its salt: no frame counts"
 
     def next_frame(self) -> int:
         return int(self._segment << 32 | (self._offset + FRAME_BYTES))
@@ -141,11 +185,24 @@ class EmbeddedStore:
         self._sizes[int(self._segment)] = int(self._offset)
         roll = self._offset >= self._segment_bytes
         if roll:
-            self._segment += 1
-            self._offset = 0
-            self._sizes[int(self._segment)] = 0
-            self._pace.sealed = True
+            self._begin_segment()
         writer.put(CommitJob(frame, count, sync, roll, done))
+
+    def _begin_segment(self) -> None:
+        self._segment += 1
+        self._offset = 0
+        self._sizes[int(self._segment)] = 0
+        self._pace.sealed = True
+
+    def seal(self) -> bool:
+        writer = self._writer
+        if writer is None:
+            raise StoreError("the store is not open")
+        if self._offset == 0:
+            return False
+        self._begin_segment()
+        writer.put(SealJob())
+        return True
 
     def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
         if self._reader is None:

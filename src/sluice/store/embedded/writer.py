@@ -71,6 +71,10 @@ class SnapshotJob(Job):
         self.done = done
 
 
+class SealJob(Job):
+    """The open segment ends here, full or not."""
+
+
 class StopJob(Job):
     pass
 
@@ -150,6 +154,8 @@ class Writer:
             self._commit(job)
         elif isinstance(job, SnapshotJob):
             self._snapshot(job)
+        elif isinstance(job, SealJob):
+            self._roll()
         elif isinstance(job, BeginJob):
             job.lsn = self._lsn
             job.segment = self._segment

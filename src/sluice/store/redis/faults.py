@@ -73,12 +73,6 @@ def final_fault(fault: BaseException) -> StoreError:
     text = text_of(fault)
     if text.startswith("FENCED"):
         return StoreFenced()
-    if text.startswith("GAP"):
-        return StoreFailed(
-            f"Redis has gone back to frame {text.removeprefix('GAP ')}: it has lost frames that it had confirmed "
-            "(was it restarted without appendonly, or restored?)",
-            "Start this broker again: it goes on with what is there. Set appendonly yes",
-        )
     if isinstance(fault, RedisError):
         return StoreFailed(f"Redis refused a write: {text}", "See what Redis means by that, and start again")
     return StoreFailed(f"{type(fault).__name__}: {text}")

@@ -27,6 +27,13 @@ def advice(told: dict[str, str], settings: dict[str, str]) -> list[str]:
             f"Redis throws keys away when its memory is full (maxmemory-policy {policy}): messages may vanish. "
             "Set maxmemory-policy noeviction"
         )
+    replicas = int(told.get("connected_slaves", "0"))
+    if replicas and settings.get("min-replicas-to-write", "") == "0":
+        found.append(
+            f"Redis has replicas ({replicas}) and writes without waiting for them (min-replicas-to-write 0): "
+            "a failover to a replica that is behind loses what was acknowledged. "
+            "Set min-replicas-to-write and min-replicas-max-lag"
+        )
     if told.get("role") == "slave":
         found.append("This Redis is a replica and takes no writes. Give the address of its master")
     return found

@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from sluice.store.redis.faults import final_fault, passes
+from sluice.store.redis.faults import passes
 from sluice.store.redis.lease import Lease
 from sluice.store.redis.link import Link, patiently
+from sluice.store.redis.losses import LossDetector
 
 _RELEASE_SECONDS = 1.0  # what a stop tries to give the store back at once
 
@@ -19,12 +20,14 @@ class LeaseKeeper:
         link: Link,
         lease: Lease,
         renew_seconds: float,
+        detector: LossDetector,
         call_soon_threadsafe: Callable[..., object],
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._link = link
         self._lease = lease
         self._renew_seconds = renew_seconds
+        self._detector = detector
         self._call_soon_threadsafe = call_soon_threadsafe
         self._on_failure = on_failure
         self._stopping = threading.Event()
@@ -47,10 +50,14 @@ class LeaseKeeper:
     def _run(self) -> None:
         while not self._stopping.wait(self._renew_seconds):
             try:
-                self._lease.renew(self._link)
+                confirmed = self._detector.confirmed  # before Redis is asked: it has this one or a later one
+                has = self._lease.renew(self._link)
+                if has < confirmed:
+                    self._tell(self._detector.record(has, self._link))
+                    return
             except Exception as fault:
                 if not passes(fault):
-                    self._tell(final_fault(fault))
+                    self._tell(self._detector.explain(fault, self._link))
                     return
 
     def _tell(self, fault: Exception) -> None:

@@ -17,6 +17,7 @@ class Keys:
         self.segments: str = f"{self.log}:segments"
         self.queues: str = f"{self.log}:queues"
         self.partitions: str = f"{self.log}:partitions"
+        self.losses: str = f"{self.log}:losses"
         self._prefix = prefix
 
     def segment(self, number: int) -> str:

@@ -24,6 +24,7 @@ _LOOK_SECONDS = 0.25  # how often one who waits for the lease looks at it
 class Lease:
     def __init__(self, keys: Keys, seconds: float) -> None:
         self._keys = [keys.lease, keys.fence]
+        self._log = keys.log
         self._milliseconds = int(seconds * 1000)
         self._who = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
         self.token = 0
@@ -54,8 +55,13 @@ class Lease:
         answer = link.ask([(self._keys[0], call(SEIZE, self._keys, self._who, self._milliseconds))])[0]
         self.token = int(answer[0])
 
-    def renew(self, link: Link) -> None:
-        link.ask([(self._keys[0], call(RENEW, self._keys, self.token, self._who, self._milliseconds))])
+    def renew(self, link: Link) -> int:
+        """Renew the lease, and return the last frame that Redis has."""
+        renewal = call(RENEW, self._keys, self.token, self._who, self._milliseconds)
+        answers = link.ask(
+            [(self._keys[0], renewal), (self._log, ["HGET", self._log, "frame"])],
+        )
+        return int(answers[1] or 0)
 
     def release(self, link: Link) -> None:
         link.ask([(self._keys[0], call(RELEASE, self._keys, self.token))])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import hiredis
 import redis
@@ -46,8 +46,18 @@ class Link(Protocol):
     def close(self) -> None: ...
 
 
+def new_connection(pool: redis.ConnectionPool) -> Any:
+    """Return a new connection to the server of `pool`, without taking it from the pool.
+
+    A pool counts every connection that it makes until that connection is released to it, and
+    redis-py 8 allows 100 by default. A `Line` replaces its connection after every fault and never
+    shares one, so the count would only grow: after 100 failed attempts no line could connect again.
+    """
+    return pool.connection_class(**pool.connection_kwargs)
+
+
 class Line:
-    """One connection."""
+    """One connection. `pool` describes the server and is never drawn from."""
 
     def __init__(self, pool: redis.ConnectionPool) -> None:
         self._pool = pool
@@ -56,7 +66,7 @@ class Line:
     def send(self, commands: Sequence[Command]) -> None:
         connection = self._connection
         if connection is None:
-            connection = cast(Any, self._pool.make_connection())
+            connection = new_connection(self._pool)
             connection.connect()
             self._connection = connection
             for script in ALL:

@@ -172,4 +172,42 @@ return found
 """
 )
 
-ALL: Final = (WRITE, WRITE_PART, MOVE, CLAIM, ACQUIRE, SEIZE, RENEW, RELEASE)
+# KEYS: losses. ARGV: id of this loss, first and last lost frame, milliseconds since 1970, queues as JSON.
+NOTE_LOSS: Final = Script(
+    """
+local known = redis.call('HMGET', KEYS[1], 'id', 'first', 'last', 'queues')
+if known[1] == ARGV[1] then return 0 end
+local first, last, queues = tonumber(ARGV[2]), tonumber(ARGV[3]), cjson.decode(ARGV[5])
+redis.call('HINCRBY', KEYS[1], 'total', last - first + 1)
+redis.call('HINCRBY', KEYS[1], 'times', 1)
+if known[3] then
+  first, last = math.min(first, tonumber(known[2])), math.max(last, tonumber(known[3]))
+  for name, count in pairs(cjson.decode(known[4])) do queues[name] = (queues[name] or 0) + count end
+end
+local told = next(queues) and cjson.encode(queues) or '{}'
+redis.call('HSET', KEYS[1], 'id', ARGV[1], 'first', first, 'last', last, 'at', ARGV[4], 'queues', told)
+return 1
+"""
+)
+
+# KEYS: losses. ARGV: the last lost frame that is known to who confirms.
+CONFIRM_LOSS: Final = Script(
+    """
+if redis.call('HGET', KEYS[1], 'last') ~= ARGV[1] then return 0 end
+redis.call('HDEL', KEYS[1], 'first', 'last', 'times', 'at', 'queues')
+return 1
+"""
+)
+
+ALL: Final = (
+    WRITE,
+    WRITE_PART,
+    MOVE,
+    CLAIM,
+    ACQUIRE,
+    SEIZE,
+    RENEW,
+    RELEASE,
+    NOTE_LOSS,
+    CONFIRM_LOSS,
+)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
-from sluice.errors import StoreError
+from sluice.errors import StoreError, messages_by_queue
 from sluice.store.embedded.store import check_crc32c
 from sluice.store.meaning import Meaning
 from sluice.store.pace import Pace
@@ -26,6 +26,7 @@ from sluice.store.redis.keeper import LeaseKeeper
 from sluice.store.redis.keys import Keys
 from sluice.store.redis.lease import Lease
 from sluice.store.redis.link import PatientLink, Server, patiently
+from sluice.store.redis.losses import LossDetector, Losses, queue_name, read_losses
 from sluice.store.redis.options import Options
 from sluice.store.redis.places import Places
 from sluice.store.redis.plan import ClusterScribe, Plan, Scribe, SingleScribe
@@ -77,6 +78,8 @@ class RedisStore:
         self._composer = Composer(self._keys, self._index, self._places, self._meaning, False)
         self._views = Views(self._keys, self._places, self._meaning, 1, False)
         self._showing: Showing | None = None
+        self._detector = LossDetector(self._keys, self._queue_of)
+        self.losses = Losses()  # as recorded when the store was opened
         self._frame = 0
         self._segment = 1
         self._offset = 0
@@ -98,7 +101,7 @@ class RedisStore:
         server = Server(self._url, self._options.answer_seconds)
         try:
             return self._open(server, loader)
-        except RedisError as fault:
+        except (RedisError, RedisClusterException) as fault:
             server.close()
             raise StoreError(
                 f"Redis cannot be used: {text_of(fault)}", "Start Redis, or give its address with --store"
@@ -120,12 +123,21 @@ class RedisStore:
             log = Recoverer(link, self._keys, self._index, self._places, loader, self._pace).run()
             if server.is_cluster:
                 remove_torn(link, self._places, self._index, self._lease.token, log.report)
+            self.losses = read_losses(link, self._keys)
         except BaseException:
             self._lease.release(link)
             raise
         finally:
             link.close()
         log.report.notes += advice(told, patiently(server.settings, self._options.wait_seconds))
+        unconfirmed = self.losses.unconfirmed
+        if unconfirmed is not None:
+            log.report.notes.append(
+                f"Redis has lost frames that it had confirmed, the latest being {unconfirmed.first} to "
+                f"{unconfirmed.last} ({messages_by_queue(unconfirmed.queues)}), and nobody has confirmed it yet: "
+                "find out what was lost, then run `sluice losses confirm`"
+            )
+        self._detector = LossDetector(self._keys, self._queue_of, self._lease.token, log.frame)
         self._frame = log.frame
         self._segment = log.segment
         self._sizes = log.sizes
@@ -145,6 +157,7 @@ class RedisStore:
         self._writer = Writer(
             server.link(),
             self._lease.token,
+            self._detector,
             self._options.wait_seconds,
             self._call_soon_threadsafe,
             self._fail,
@@ -154,7 +167,12 @@ class RedisStore:
             server.link(), self._keys, self._index, self._places, self._call_soon_threadsafe, self._fail
         )
         self._keeper = LeaseKeeper(
-            server.link(), self._lease, self._options.renew_seconds, self._call_soon_threadsafe, self._fail
+            server.link(),
+            self._lease,
+            self._options.renew_seconds,
+            self._detector,
+            self._call_soon_threadsafe,
+            self._fail,
         )
         self._showing = Showing(
             self._keys,
@@ -185,6 +203,8 @@ class RedisStore:
         self._frame += 1
         plan = Plan(self._frame)
         self._take_in(parts)
+        if parts.counts:
+            self._detector.remember(self._frame, parts.counts)
         gone = self._views.show(parts.notes, plan)
         composer = self._composer
         composer.write_names(plan)
@@ -233,6 +253,9 @@ class RedisStore:
         self._pace.done()
         done()
 
+    def seal(self) -> bool:
+        return False  # how much room there is, Redis knows: it refuses writes by itself
+
     def segment_sizes(self) -> dict[int, int]:
         return dict(self._sizes)
 
@@ -267,6 +290,11 @@ class RedisStore:
         if self._writer is None:
             raise StoreError("the store is not open")
         return self._writer
+
+    def _queue_of(self, pid: int) -> str | None:
+        if not self._meaning.is_queue(pid) or not self._places.knows(pid):
+            return None
+        return queue_name(self._places.name_of(pid))
 
     def _roll_if_full(self) -> None:
         if self._offset >= self._segment_bytes:

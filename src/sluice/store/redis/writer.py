@@ -15,8 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sluice.errors import StoreFailed
-from sluice.store.redis.faults import final_fault, passes, text_of
+from sluice.store.redis.faults import passes, text_of
 from sluice.store.redis.link import Link
+from sluice.store.redis.losses import LossDetector
 from sluice.store.redis.plan import Plan, Scribe
 from sluice.store.redis.takeover import FIRST_TURN
 
@@ -26,6 +27,8 @@ _LONGEST_PAUSE = 1.0
 
 class Job:
     """Something for the writer to do, as often as it takes. `done` gets what `run` has answered."""
+
+    number = 0  # of the frame that it writes; 0: none
 
     def run(self, link: Link, token: int, turn: int) -> object:
         raise NotImplementedError
@@ -45,6 +48,7 @@ class WriteJob(Job):
     def run(self, link: Link, token: int, turn: int) -> object:
         if self._plan is None:
             self._plan = self._make()
+            self.number = self._plan.number
         self._scribe.write(link, self._plan, token, turn)
         return None
 
@@ -69,6 +73,7 @@ class Writer:
         self,
         link: Link,
         token: int,
+        detector: LossDetector,
         wait_seconds: float,
         call_soon_threadsafe: Callable[..., object],
         on_failure: Callable[[Exception], None],
@@ -76,6 +81,7 @@ class Writer:
     ) -> None:
         self._link = link
         self._token = token
+        self._detector = detector
         self._wait_seconds = wait_seconds
         self._call_soon_threadsafe = call_soon_threadsafe
         self._on_failure = on_failure
@@ -110,7 +116,7 @@ class Writer:
                     return
                 self._tell(job.done, self._do(job))
         except Exception as error:
-            fault = error if isinstance(error, StoreFailed) else final_fault(error)
+            fault = error if isinstance(error, StoreFailed) else self._detector.explain(error, self._link)
             if fault is not error:
                 fault.__cause__ = error
             self._tell(self._on_failure, fault)
@@ -136,6 +142,8 @@ class Writer:
                     self._tell(self._on_stall, text_of(fault))
             time.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
+        if job.number:
+            self._detector.confirmed = job.number
         if self._stalled:
             self._stalled = False
             self._tell(self._on_stall, "")

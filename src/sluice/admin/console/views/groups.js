@@ -135,7 +135,7 @@ class ConsumerRow {
 
   update(consumer) {
     setAttribute(this.swatch, "class", `swatch ${toneOf(consumer.partitions.length ? consumer.nth : -1)}`);
-    setText(this.cells.partitions, ranges(consumer.partitions) || "none, stands by");
+    setText(this.cells.partitions, ranges(consumer.partitions) || (consumer.prefetch === 0 ? "none, draining" : "none"));
     setText(this.cells.inflight, count(consumer.inflight));
     setText(this.cells.prefetch, count(consumer.prefetch));
     setText(this.cells.priority, count(consumer.priority));

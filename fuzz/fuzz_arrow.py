@@ -1,0 +1,94 @@
+"""Throw bytes at the check of Arrow uploads: is their size known before they are unpacked?
+
+An input is the body of an upload. For each one it must be true that it is accepted or refused with
+`InvalidBatch` or `BatchTooLarge`, and that Arrow never allocates much more than the limit for it.
+Options: see `harness.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from random import Random
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import harness
+
+harness.find_sources()
+
+import pyarrow as pa  # noqa: E402
+
+from sluice.bulk.rows import look_through, messages_of, queues_of  # noqa: E402
+from sluice.bulk.stages import Stage  # noqa: E402
+from sluice.errors import BatchTooLarge, InvalidBatch, SluiceError  # noqa: E402
+from tests.bulk import test_unpacked  # noqa: E402
+
+LIMIT = 256 << 10
+SLACK = 256 << 10  # for what reading takes besides the columns
+NUMBERS = [b"\x00" * 8, b"\xff" * 8, b"\xff" * 4, b"\x7f" + b"\xff" * 7, (1 << 40).to_bytes(8, "little")]
+TOKENS = [
+    *NUMBERS, *(bytes([one]) for one in (0, 1, 2, 3, 4, 5, 8, 0x7F, 0x80, 0xFF)),
+    b"\x03\x00", b"\x04\x00", b"\xff\xff\xff\xff\x00\x00\x00\x00", b"ARROW:experimental_compression",
+]  # fmt: skip
+
+
+class Target:
+    max_message_size = 1 << 20
+    fault_of_payload = None
+    has_priorities = True
+
+
+def seeds() -> list[bytes]:
+    found = []
+    tables = [table.slice(0, 20) for table in test_unpacked.TABLES]
+    tables.append(pa.table({"value": [b"a", b"b"], "queue": ["x", "y"], "delay": ["1s", None]}))
+    tables.append(pa.table({"value": pa.array([bytes(20_000)], pa.large_binary())}))
+    for table in tables:
+        for codec in (None, "zstd", "lz4"):
+            for version in (pa.ipc.MetadataVersion.V4, pa.ipc.MetadataVersion.V5):
+                for told in (None, test_unpacked.KEY):
+                    sink = pa.BufferOutputStream()
+                    options = pa.ipc.IpcWriteOptions(metadata_version=version, compression=codec)
+                    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+                        for batch in table.to_batches(max_chunksize=8):
+                            writer.write_batch(batch, custom_metadata=told)
+                    found.append(bytes(sink.getvalue()))
+    return [one for one in found if len(one) < 20_000]
+
+
+def change(data: bytes, draw: Random) -> bytes:
+    return harness.changed_bytes(data, draw, TOKENS)
+
+
+def check(data: bytes) -> str:
+    stage = Stage("one", "app", 1, "jobs", None)
+    stage.data = data
+    usual = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(usual)
+    pa.set_memory_pool(pool)
+    try:
+        try:
+            rows, size = look_through(stage, LIMIT)
+            accepted = True
+        except (InvalidBatch, BatchTooLarge) as refusal:
+            outcome = f"{type(refusal).__name__} {refusal.what.partition('(')[0][:40]}"
+            accepted = False
+    finally:
+        pa.set_memory_pool(usual)
+    most = pool.max_memory() or 0
+    assert most <= LIMIT + SLACK, f"{most} bytes were allocated for {len(data)}"
+    if not accepted:
+        return outcome
+    if rows > 10_000:
+        return "accepted, many rows"
+    try:  # what is accepted can also be read
+        names = queues_of([stage])
+        messages_of([stage], dict.fromkeys(names, Target()), 1.0)
+    except SluiceError as refusal:
+        return f"accepted, then {type(refusal).__name__}"
+    return f"accepted, {min(rows, 3)} rows, {size.bit_length()} bits"
+
+
+if __name__ == "__main__":
+    harness.main("Fuzz the size check of Arrow uploads.", seeds(), change, check)

@@ -1,0 +1,133 @@
+"""Throw bytes at the links between nodes until something other than frames or a fault of the protocol comes out.
+
+    python fuzz/fuzz_link.py --inputs 1000000 --seed 1   so many random accidents, nothing to install
+    python fuzz/fuzz_link.py --seconds 60 --seed 1       the same for so long
+    python fuzz/fuzz_link.py [libFuzzer's options]       guided by coverage, with atheris installed
+    python fuzz/fuzz_link.py --replay 00050100...        one input again, as a failure printed it
+
+An input is a byte for its reader, a byte for where the stream is cut, and the stream. What must hold
+for it is in `tests/cluster/link_corpus.py`, beside the seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+from re import sub
+from tempfile import mkdtemp
+from time import monotonic
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.modules["tests"] = ModuleType("tests")  # ours: some libraries install a package of this name
+sys.modules["tests"].__path__ = [str(ROOT / "tests")]
+if find_spec("sluice") is None:  # not installed: the sources, interpreted
+    sys.path.insert(0, str(ROOT / "src"))
+
+from tests.cluster import link_corpus as corpus  # noqa: E402
+
+POOL_LIMIT = 2000
+BENCH_INPUTS = 5000  # what a bench accepts stays there
+
+
+def packed(reader: int, cut: int, stream: bytes) -> bytes:
+    return bytes([reader, cut]) + stream
+
+
+async def try_input(bench: corpus.LinkBench, data: bytes) -> str:
+    if len(data) < 2:
+        return ""
+    return await bench.scrutinize(data[0] % 4, data[1], data[2:])
+
+
+def seeds() -> list[bytes]:
+    return [packed(reader, 3, data) for reader, data in corpus.SEEDS]
+
+
+def grown(pool: list[bytes], draw: Random) -> bytes:
+    data = draw.choice(pool)
+    reader = data[0] % 4
+    stream = corpus.mutated(reader, data[2:], draw)
+    if draw.random() < 0.1:
+        stream += draw.choice([one for one in pool if one[0] % 4 == reader])[2:]
+    return packed(reader, draw.randrange(256), stream)
+
+
+async def run_for(seconds: float, inputs: int, seed: int) -> None:
+    """Accidents upon accidents: an input with an outcome not seen before joins the pool that the next grow from."""
+    draw = Random(seed)
+    pool = seeds()
+    seen: set[str] = set()
+    count = 0
+    until = monotonic() + seconds
+    while count < inputs and monotonic() < until:
+        bench = await corpus.LinkBench().open()
+        for nth in range(min(BENCH_INPUTS, inputs - count)):
+            data = pool[nth] if count < len(corpus.SEEDS) else grown(pool, draw)
+            try:
+                outcome = sub(r"'[^']*'|\d+", "n", await try_input(bench, data))  # not by name or number
+            except BaseException:
+                print(f"failed after {count} inputs; again with --replay {data.hex()}", file=sys.stderr)
+                raise
+            count += 1
+            if outcome not in seen and len(pool) < POOL_LIMIT and len(data) < 4096:
+                seen.add(outcome)
+                pool.append(data)
+        await bench.close()
+    build = "compiled" if corpus.COMPILED else "interpreted"
+    print(f"{count} inputs, {len(seen)} different outcomes, seed {seed}, {build}: nothing found")
+
+
+async def replay(data: bytes) -> None:
+    bench = await corpus.LinkBench().open()
+    print(await try_input(bench, data))
+    await bench.close()
+
+
+def run_guided(arguments: list[str]) -> None:
+    try:
+        import atheris  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        sys.exit("atheris is not installed: pip install atheris, or give --inputs to do without it")
+    if corpus.COMPILED:
+        sys.exit(
+            "atheris sees nothing of compiled code: run it with PYTHONPATH=src and no compiled build there"
+        )
+    atheris.instrument_all()
+    directory = Path(mkdtemp(prefix="sluice-fuzz-"))  # behind the caller's own, which then gets what is found
+    for nth, data in enumerate(seeds()):
+        (directory / f"seed-{nth:02}").write_bytes(data)
+    loop = asyncio.new_event_loop()
+    bench = loop.run_until_complete(corpus.LinkBench().open())
+    atheris.Setup(
+        [sys.argv[0], *arguments, str(directory)],
+        lambda data: loop.run_until_complete(try_input(bench, data)) and None,
+    )
+    atheris.Fuzz()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Fuzz the links between the nodes of Sluice.")
+    parser.add_argument("--inputs", type=int, help="run the bounded loop for so many inputs")
+    parser.add_argument("--seconds", type=float, help="run it for so long")
+    parser.add_argument("--seed", type=int, default=1, help="where the loop's chance begins")
+    parser.add_argument("--replay", metavar="HEX", help="try this one input")
+    options, rest = parser.parse_known_args()
+    logging.disable(logging.WARNING)
+    if options.replay is not None:
+        asyncio.run(replay(bytes.fromhex(options.replay)))
+    elif options.seconds is not None or options.inputs is not None:
+        seconds = options.seconds if options.seconds is not None else float("inf")
+        inputs = options.inputs if options.inputs is not None else sys.maxsize
+        asyncio.run(run_for(seconds, inputs, options.seed))
+    else:
+        run_guided(rest)
+
+
+if __name__ == "__main__":
+    main()

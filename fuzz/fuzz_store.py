@@ -1,0 +1,125 @@
+"""Read logs and snapshots with right checksums and wrong contents until a start ends in anything
+but a sentence.
+
+    python fuzz/fuzz_store.py notes --inputs 1000000 --seed 1   records of the log; or --seconds 60
+    python fuzz/fuzz_store.py snapshots --inputs 1000000        the snapshot file
+    python fuzz/fuzz_store.py notes --replay 0700e803...        one input again, as a failure
+    printed it
+    python fuzz/fuzz_store.py notes [libFuzzer's options]       guided by coverage, with atheris
+    installed
+
+An input of `notes` is two bytes that choose a frame of the history, and the contents of that frame.
+An input of
+`snapshots` is the contents of the file behind its checksum. What must hold for them is in
+`tests/store/corpus.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+from re import sub
+from tempfile import mkdtemp
+from time import monotonic
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.modules["tests"] = ModuleType("tests")  # ours: some libraries install a package of this name
+sys.modules["tests"].__path__ = [str(ROOT / "tests")]
+if find_spec("sluice") is None:  # not installed: the sources, interpreted
+    sys.path.insert(0, str(ROOT / "src"))
+
+from sluice.queues import finder, journal, space  # noqa: E402
+from tests.store import corpus  # noqa: E402
+
+POOL_LIMIT = 2000
+COMPILED = not (journal.__file__ or "").endswith(".py")
+if not COMPILED:  # an engine is made for each input: with less room it takes less time
+    vars(space).update(FIRST_BITS=4)
+    vars(finder).update(PARTS=1, PART_BITS=0)
+
+
+def one_of_notes(data: bytes) -> str:
+    return corpus.open_notes(int.from_bytes(data[:2], "little"), data[2:]) if len(data) > 2 else ""
+
+
+def one_of_snapshots(data: bytes) -> str:
+    return corpus.open_snapshot(data)
+
+
+TARGETS = {"notes": one_of_notes, "snapshots": one_of_snapshots}
+
+
+def seeds(target: str) -> list[bytes]:
+    history = corpus.history()
+    if target == "snapshots":
+        return [history.snapshot]
+    return [nth.to_bytes(2, "little") + body for nth, body in enumerate(history.frames)]
+
+
+def run(target: str, inputs: int, seconds: float, seed: int) -> None:
+    """Accidents upon accidents: an input with an outcome not seen before joins the pool that the
+    next grow from."""
+    draw = Random(seed)
+    test = TARGETS[target]
+    pool = seeds(target)
+    parts = [*corpus.history().frames, corpus.history().snapshot]
+    keep = 2 if target == "notes" else 0
+    seen = {test(data) for data in pool}
+    count = 0
+    until = monotonic() + seconds
+    while count < inputs and monotonic() < until:
+        data = draw.choice(pool)
+        data = data[:keep] + corpus.mutated(data[keep:], draw, parts)
+        try:
+            outcome = sub(r"\d+", "n", test(data))  # a number makes no new kind
+        except BaseException:
+            print(f"failed after {count} inputs; again with {target} --replay {data.hex()}", file=sys.stderr)
+            raise
+        count += 1
+        if outcome not in seen and len(pool) < POOL_LIMIT and len(data) < 65_536:
+            seen.add(outcome)
+            pool.append(data)
+    build = "compiled" if COMPILED else "interpreted"
+    print(f"{target}: {count} inputs, {len(seen)} different outcomes, seed {seed}, {build}: nothing found")
+
+
+def run_guided(target: str, arguments: list[str]) -> None:
+    try:
+        import atheris  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        sys.exit("atheris is not installed: pip install atheris, or give --inputs or --seconds")
+    if COMPILED:
+        sys.exit(
+            "atheris sees nothing of compiled code: run it with PYTHONPATH=src and no compiled build there"
+        )
+    atheris.instrument_all()
+    directory = Path(mkdtemp(prefix="sluice-fuzz-"))  # behind the caller's own, which then gets what is found
+    for nth, data in enumerate(seeds(target)):
+        (directory / f"seed-{nth:02}").write_bytes(data)
+    test = TARGETS[target]
+    atheris.Setup([sys.argv[0], *arguments, str(directory)], lambda data: test(data) and None)
+    atheris.Fuzz()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Fuzz what a start reads from the store of Sluice.")
+    parser.add_argument("target", choices=sorted(TARGETS))
+    parser.add_argument("--inputs", type=int, help="run the loop with so many inputs")
+    parser.add_argument("--seconds", type=float, help="or for so long")
+    parser.add_argument("--seed", type=int, default=1, help="where the loop's chance begins")
+    parser.add_argument("--replay", metavar="HEX", help="try this one input")
+    options, rest = parser.parse_known_args()
+    if options.replay is not None:
+        print(TARGETS[options.target](bytes.fromhex(options.replay)))
+    elif options.inputs is not None or options.seconds is not None:
+        run(options.target, options.inputs or 1 << 62, options.seconds or 1e9, options.seed)
+    else:
+        run_guided(options.target, rest)
+
+
+if __name__ == "__main__":
+    main()

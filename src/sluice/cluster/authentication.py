@@ -1,0 +1,123 @@
+"""How two nodes prove to each other that they belong to the cluster, before any frame of a link.
+
+Both know a secret, and neither sends it. The first three messages of each gRPC stream are
+
+      acceptor to caller    32 random bytes: the challenge
+      caller to acceptor    32 random bytes, then the proof of the caller
+      acceptor to caller    the proof of the acceptor
+
+A proof is an HMAC over the role, the name of the cluster, the ids of both nodes and both random
+values. So a recorded proof is worth nothing in another call, a proof made for one node is worth
+nothing at another, and nobody can answer a challenge by passing it back. The caller proves itself
+first: a stranger who calls gets nothing from which the secret could be guessed.
+
+With mutual TLS, the certificate of the caller must also have the host that the caller registered.
+This module knows nothing of gRPC: it is given a `read` and a `write`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import scrypt
+from ipaddress import ip_address
+from typing import Any, Final
+
+from sluice.errors import SluiceError
+
+NONCE_BYTES: Final = 32
+PROOF_BYTES: Final = 32
+CALLER: Final = b"caller"
+ACCEPTOR: Final = b"acceptor"
+SAME_SECRET: Final = "Give every node the same cluster.secret, or none at all"
+
+Read = Callable[[], Awaitable[Any]]
+Write = Callable[[bytes], Awaitable[Any]]
+
+
+class NotProved(SluiceError):
+    """The other end of a link does not show that it knows the cluster secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCall:
+    """Which node calls which: what a proof is valid for."""
+
+    cluster: str
+    caller: str
+    acceptor: str
+
+
+class LinkKey:
+    """The key of all proofs, derived from the cluster secret."""
+
+    def __init__(self, secret: str, cluster: str) -> None:
+        self._key = _stretch(secret, cluster)
+
+    @property
+    def fingerprint(self) -> str:
+        """Tell keys apart without showing them. It is in the registration of each node."""
+        return hmac.digest(self._key, b"fingerprint", "sha256")[:8].hex()
+
+    def proof(self, role: bytes, call: LinkCall, challenge: bytes, reply: bytes) -> bytes:
+        names = (call.cluster.encode(), call.caller.encode(), call.acceptor.encode())
+        parts = (b"sluice link", role, *names, challenge, reply)
+        text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        return hmac.digest(self._key, text, "sha256")
+
+
+@lru_cache(maxsize=16)
+def _stretch(secret: str, cluster: str) -> bytes:
+    """Make guessing a weak secret expensive: each guess costs some 50 ms and 16 MiB."""
+    return scrypt(secret.encode(), salt=b"sluice cluster " + cluster.encode(), n=2**14, r=8, p=1, dklen=32)
+
+
+async def prove_as_caller(key: LinkKey, call: LinkCall, read: Read, write: Write) -> None:
+    """Run the caller's side of the handshake, or raise NotProved."""
+    challenge = await _read(read, NONCE_BYTES)
+    reply = os.urandom(NONCE_BYTES)
+    await write(reply + key.proof(CALLER, call, challenge, reply))
+    answer = await _read(read, PROOF_BYTES)
+    if not hmac.compare_digest(answer, key.proof(ACCEPTOR, call, challenge, reply)):
+        raise NotProved(f"node {call.acceptor} does not know the cluster secret", SAME_SECRET)
+
+
+async def check_caller(key: LinkKey, call: LinkCall, read: Read, write: Write) -> None:
+    """Run the acceptor's side of the handshake, or raise NotProved."""
+    challenge = os.urandom(NONCE_BYTES)
+    await write(challenge)
+    answer = await _read(read, NONCE_BYTES + PROOF_BYTES)
+    reply, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
+    if not hmac.compare_digest(proof, key.proof(CALLER, call, challenge, reply)):
+        raise NotProved("the caller does not know the cluster secret", SAME_SECRET)
+    await write(key.proof(ACCEPTOR, call, challenge, reply))
+
+
+async def _read(read: Read, size: int) -> bytes:
+    message = await read()
+    if not isinstance(message, bytes) or len(message) != size:
+        raise NotProved("the handshake of the link is not as agreed", "Run one version of Sluice")
+    return message
+
+
+def names_host(names: Iterable[str], host: str) -> bool:
+    """Whether a certificate with these subject alternative names is one of this host."""
+    wanted = _plain(host)
+    return any(_plain(name) == wanted or _covers(_plain(name), wanted) for name in names)
+
+
+def _plain(name: str) -> str:
+    try:
+        return str(ip_address(name.strip("[]")))
+    except ValueError:
+        return name.lower().rstrip(".")
+
+
+def _covers(pattern: str, name: str) -> bool:
+    """`*.nodes.example.org` covers one more level, and never a whole top-level domain."""
+    star, _, domain = pattern.partition(".")
+    _, _, rest = name.partition(".")
+    return star == "*" and "." in domain and domain == rest

@@ -1,0 +1,261 @@
+"""When things must happen: deadlines, retries, the last attempt, and the end of retention.
+
+The world tells the schedule what clients did and when. Every time is computed here, from the
+settings of the queue; the engine is never asked for one. Nothing here knows how the engine keeps its
+own lists and timers.
+
+A crash may take back failures that were not on disk. `Attempts` therefore holds every state that a
+message may be in, and the next delivery tells which one it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from sluice.queues.rules import Rules
+from tests.simulator.oracle import Attempts, Failure, Number, Pair, Sent, Violation
+
+ROUNDING_SECONDS: Final = 0.002  # timers and message times are rounded
+EXPIRY_STEP_SECONDS: Final = 1.0  # expiry is counted in whole seconds
+
+
+def backoff(rules: Rules, failures: int) -> tuple[float, float]:
+    """Return the shortest and the longest wait that may follow the n-th failure."""
+    longest = min(rules.initial_backoff * rules.backoff_multiplier ** (failures - 1), rules.max_backoff)
+    return longest * (1.0 - rules.jitter), longest
+
+
+def check_expiry(expires: int, wanted: int, due: float, ttl: float) -> None:
+    """Raise unless `expires` is the earlier of the publisher's wish and the queue's time to live."""
+    if ttl <= 0.0 or (wanted and wanted < due + ttl):
+        if expires != wanted:
+            raise Violation(f"a message expires at {expires}, and its publisher wanted {wanted}")
+    elif not due + ttl - ROUNDING_SECONDS <= expires <= due + ttl + EXPIRY_STEP_SECONDS:
+        raise Violation(f"a message with {ttl} s to live from {due} on expires at {expires}")
+
+
+class Schedule:
+    """Deliveries and failures by number (group, partition, sequence)."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.running: dict[Number, float] = {}  # since when the deadline of a delivery runs
+        self.retaken: set[Number] = set()  # held under a token of a previous run, by no consumer
+        self.exact_from = 0.0  # every timer has rung at its time since then; 0.0: some may be late
+        self.exhausted: set[Number] = set()  # failed for the last time, and not yet checked
+        self.rejected: set[Number] = set()  # rejected by a client: its body may be read first
+
+    # ---- events
+
+    def delivered(self, pair: Pair, attempt: int, rules: Rules, frame: int) -> None:
+        now = self._clock()
+        number = pair.number
+        self.retaken.discard(number)
+        self.running[number] = now
+        if pair.sent.due > now + ROUNDING_SECONDS:
+            raise Violation(f"{pair} is delivered {pair.sent.due - now:.3f} s before its delay is over")
+        attempts = pair.attempts
+        fault = f"{pair} may have failed {attempts.counts()} times, and this is attempt {attempt}"
+        for failure in reversed(attempts.possible):
+            if failure.count not in (attempt - 1, Failure.UNKNOWN):
+                continue
+            gives_up_at = failure.first_at + rules.total_timeout
+            if failure.is_last:
+                fault = f"{pair} is delivered again after {failure.count} failures, its last"
+            elif now < failure.due_from - ROUNDING_SECONDS:
+                fault = f"{pair} is retried {failure.due_from - now:.3f} s before its time"
+            elif failure.first_at and now >= gives_up_at + ROUNDING_SECONDS:
+                fault = f"{pair} is retried {now - gives_up_at:.3f} s after its total timeout"
+            else:
+                attempts.found(failure, attempt - 1, frame)
+                attempts.first_at = failure.first_at if attempt > 1 else now
+                return
+        raise Violation(fault)
+
+    def extended(self, number: Number) -> None:
+        self.running[number] = self._clock()
+
+    def returned(self, number: Number) -> None:
+        """A message is no longer with a client, for whatever reason."""
+        self.running.pop(number, None)
+
+    def retake(self, pair: Pair, frame: int) -> None:
+        """A token of a previous run holds the message again; no consumer is told when that ends."""
+        self.retaken.add(pair.number)
+        pair.attempts.forget(frame)
+
+    def failed(self, pair: Pair, delay: float, rules: Rules, frame: int, was_delivered: bool = True) -> None:
+        """Add a failure. `delay` is what the client asked for, negative for the backoff. A message that
+        was not delivered in this run was taken up again under an earlier token."""
+        now = self._clock()
+        attempts = pair.attempts
+        last = attempts.possible[-1]
+        if len(attempts.possible) > 1 or last.count == Failure.UNKNOWN:
+            attempts.forget(frame)
+            return
+        if was_delivered:
+            first_at = attempts.first_at
+        else:
+            first_at = last.first_at if last.count else now
+        count = last.count + 1
+        soonest, latest = (delay, delay) if delay >= 0.0 else backoff(rules, count)
+        due_from, due_until = now + soonest, now + latest
+        is_last = count > rules.max_retries
+        if first_at:
+            gives_up_at = first_at + rules.total_timeout
+            due_from, due_until = min(due_from, gives_up_at), min(due_until, gives_up_at)
+            is_last = is_last or now >= gives_up_at
+        else:
+            due_from = now
+        if is_last:
+            self.exhausted.add(pair.number)
+        attempts.add(Failure(count, first_at, due_from, due_until, is_last), frame)
+
+    def taken_back(self, number: Number, rules: Rules) -> None:
+        """The engine ends a delivery by its deadline: not before it, and not after it."""
+        now = self._clock()
+        deadline = self.running[number] + rules.delivery_timeout
+        if now < deadline - ROUNDING_SECONDS:
+            raise Violation(f"{number} is taken back {deadline - now:.3f} s before its deadline")
+        if self.exact_from and now > max(deadline, self.exact_from) + ROUNDING_SECONDS:
+            raise Violation(f"{number} is taken back {now - deadline:.3f} s after its deadline")
+
+    def died(self, pair: Pair, reason: str, rules: Rules) -> None:
+        """The engine gives a message up and tells why."""
+        now = self._clock()
+        possible = pair.attempts.possible
+        if any(failure.count == Failure.UNKNOWN for failure in possible):
+            return
+        if reason == "max_retries":
+            is_right = any(failure.is_last for failure in possible)
+        elif reason == "timeout":
+            is_right = any(
+                failure.count and now >= failure.first_at + rules.total_timeout - ROUNDING_SECONDS
+                for failure in possible
+            )
+        elif reason == "expired":
+            is_right = 0 < pair.sent.expires <= now
+        else:
+            is_right = pair.number in self.rejected
+        if not is_right:
+            raise Violation(
+                f"{pair} is dead for the reason {reason!r} after {pair.attempts.counts()} failures, "
+                f"with max_retries {rules.max_retries} and total_timeout {rules.total_timeout}"
+            )
+
+    def restarted(self) -> None:
+        """The process is gone: no client holds anything."""
+        self.running = {}
+        self.retaken = set()
+        self.exhausted = set()
+        self.rejected = set()
+
+    # ---- what must have happened by now
+
+    def check_deadlines(self, rules_of: Callable[[int], Rules | None]) -> None:
+        """Raise if a delivery is past its deadline. `rules_of` finds the rules by group."""
+        now = self._clock()
+        for number, since in self.running.items():
+            rules = rules_of(number[0])
+            if rules is None:
+                continue
+            deadline = since + rules.delivery_timeout
+            if now > deadline + ROUNDING_SECONDS:
+                late = now - deadline
+                raise Violation(f"{number} is still with its client {late:.3f} s after its deadline")
+
+    def is_free(self, number: Number) -> bool:
+        """Whether nothing has the message, so that time alone decides what becomes of it."""
+        return number not in self.running and number not in self.retaken
+
+    def must_be_ready(self, attempts: Attempts) -> bool:
+        """Whether the wait for a retry is over."""
+        now = self._clock()
+        return all(now > failure.due_until + ROUNDING_SECONDS for failure in attempts.possible)
+
+    def must_be_given_up(self, attempts: Attempts, rules: Rules) -> bool:
+        """Whether the total timeout of a message that has failed is over."""
+        limit = self._clock() - rules.total_timeout - ROUNDING_SECONDS
+        return all(failure.count > 0 and 0.0 < failure.first_at < limit for failure in attempts.possible)
+
+    def must_be_expired(self, pair: Pair) -> bool:
+        """Whether a message that no client holds must be gone by now."""
+        expires = pair.sent.expires
+        return 0 < expires < self._clock() - EXPIRY_STEP_SECONDS - ROUNDING_SECONDS
+
+
+class Retention:
+    """Settled messages are stored for their retention, counted from their publishing, and then removed
+    for good. The engine looks for such messages in steps."""
+
+    STEPS: Final = 60  # per retention, and none is shorter than
+    SHORTEST_STEP: Final = 1.0  # seconds
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._settled: dict[tuple[int, int], float] = {}  # when it was first seen to be settled
+        self._restarted_at = 0.0
+        # Serial, and the frame by which it was gone.
+        self._removed: dict[tuple[int, int], tuple[int, int]] = {}
+        self.changed: set[str] = set()  # queues that were purged or changed since the last look
+
+    def kept(self, place: tuple[int, int], sent: Sent, rules: Rules) -> None:
+        """A message is stored, and no group of its queue waits for it."""
+        now = self._clock()
+        since = self._settled.setdefault(place, now)
+        step = max(self.SHORTEST_STEP, rules.retention / self.STEPS)
+        came_at = sent.sent_at
+        if sent.due and not sent.frame:
+            # The index has the end of its delay and not when it came, so recovery estimates that.
+            came_at = max(came_at, self._restarted_at)
+        late = now - max(since, came_at + rules.retention) - step
+        if late > ROUNDING_SECONDS:
+            raise Violation(f"message {sent.serial} at {place} is kept {late:.3f} s after its retention")
+
+    def wanted(self, place: tuple[int, int]) -> None:
+        """A message is stored, and some group has still to settle it."""
+        self._settled.pop(place, None)
+
+    def missed(self) -> None:
+        """Time has passed without a look: nothing is known of what was settled meanwhile."""
+        self._settled = {}
+
+    def is_removed(self, place: tuple[int, int]) -> bool:
+        return place in self._removed
+
+    def removed(self, place: tuple[int, int], sent: Sent, rules: Rules, frame: int) -> None:
+        """A message is stored no more."""
+        self._removed[place] = (sent.serial, frame)
+        self._settled.pop(place, None)
+        now = self._clock()
+        is_due = now >= sent.sent_at + rules.retention - ROUNDING_SECONDS
+        # Of a message with a delay or a priority, the store does not always know when it came.
+        if is_due or 0 < sent.expires <= now or sent.queue in self.changed or not sent.plain:
+            return
+        early = sent.sent_at + rules.retention - now
+        raise Violation(
+            f"message {sent.serial} at {place} is removed {early:.3f} s before its retention ends"
+        )
+
+    def looked(self) -> None:
+        self.changed = set()
+
+    def rules_changed(self, queue: str) -> None:
+        self.changed.add(queue)
+        self._settled = {}
+
+    def restarted(self, stored: dict[tuple[int, int], int], durable: int) -> None:
+        """`stored` are the serials of all that the new process has."""
+        for place, (serial, frame) in self._removed.items():
+            if frame <= durable and stored.get(place) == serial:
+                raise Violation(f"message {serial} at {place} was removed for good, and is back")
+        self._restarted_at = self._clock()
+        self._removed = {}
+        self._settled = {}
+        self.changed = set()
+
+
+def waits_for_none(place: tuple[int, int], gids: Iterable[int], pairs: dict[Number, Pair]) -> bool:
+    """Whether every group has settled the message at `place`."""
+    return all((gid, *place) not in pairs for gid in gids)
