@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 from sluice.broker.access import Anonymous
 from sluice.broker.broker import Broker
@@ -13,8 +13,9 @@ from sluice.broker.crowd import Crowd
 from sluice.broker.limits import Limits
 from sluice.client import Backoff, Client
 from sluice.cluster.cell import Cell
+from sluice.cluster.frames import Frames, frame
 from sluice.cluster.front import Front
-from sluice.cluster.lines import LineLost, LineProtocol, NoOwner
+from sluice.cluster.lines import LineLost, LineProtocol, LineTransport, NoOwner
 from sluice.cluster.local_line import LocalEnd, join
 from sluice.cluster.node import Node
 from sluice.cluster.placement import cell_of, cell_of_queue
@@ -42,6 +43,35 @@ class NetLines:
 
     def dial_node(self, node: str, greeting: bytes, protocol: LineProtocol) -> None:
         self._net.join(self._name, node, -1, greeting, protocol)
+
+
+class TappedTransport:
+    """One end of a link between nodes. The net sees each frame before it is written, and may lose it."""
+
+    def __init__(self, net: Net, transport: LineTransport) -> None:
+        self._net = net
+        self._transport = transport
+
+    def write(self, data: bytes) -> None:
+        kept = [frame(kind, body) for kind, body in Frames().feed(data) if self._net.passes(kind, body)]
+        self._transport.write(b"".join(kept))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class TappedProtocol:
+    """Gives `protocol` a tapped transport. Native classes cannot be patched, so tests interfere here."""
+
+    def __init__(self, net: Net, protocol: LineProtocol) -> None:
+        self._net = net
+        self._protocol = protocol
+
+    def connection_made(self, transport: LineTransport) -> None:
+        self._protocol.connection_made(cast("LineTransport", TappedTransport(self._net, transport)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._protocol, name)
 
 
 class MemoryNode:
@@ -139,6 +169,16 @@ class Net:
         self.nodes: dict[str, MemoryNode] = {}
         self._lines: list[tuple[str, str, LocalEnd]] = []
         self.unreachable: set[str] = set()  # nodes that no other reaches, and that reach no other
+        self.lost_frames: set[int] = set()  # kinds of frames that are lost between nodes
+        self.watch_frame: Callable[[int, bytes], None] = lambda kind, body: None
+
+    def passes(self, kind: int, body: bytes) -> bool:
+        """Return whether a frame about plain topics reaches the other node."""
+        self.watch_frame(kind, body)
+        return kind not in self.lost_frames
+
+    def tap(self, protocol: LineProtocol) -> LineProtocol:
+        return cast("LineProtocol", TappedProtocol(self, protocol))
 
     def cut_off(self, name: str) -> None:
         """A network partition: the node neither reaches others nor is reached."""
@@ -153,6 +193,8 @@ class Net:
         if other is None:
             asyncio.get_running_loop().call_soon(protocol.connection_lost, NoOwner(cell))
         else:
+            if cell == -1:
+                protocol, other = self.tap(protocol), self.tap(other)
             self._lines.append((near, far or "", join(protocol, other)))
 
     def add(self, name: str) -> MemoryNode:

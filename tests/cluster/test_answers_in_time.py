@@ -10,7 +10,7 @@ import pytest
 
 from sluice.client import Client
 from sluice.client.errors import ClientError, PublishRefused, SubscribeRefused
-from sluice.cluster.bridge import BridgeEnd
+from sluice.cluster.frames import ANSWER, KNOWN
 from tests.cluster.kit import until
 from tests.cluster.nodes import Net, client_in, queue_in, topic_in, two_nodes
 
@@ -118,20 +118,16 @@ async def test_subscription_to_queue_of_cell_without_owner_is_refused_and_can_be
             assert (await anext(aiter(client.messages()))).payload == b"work"
 
 
-async def test_publish_that_another_node_never_answers_is_refused(
-    net: Net, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(BridgeEnd, "_answer", lambda *facts: None)
+async def test_publish_that_another_node_never_answers_is_refused(net: Net) -> None:
+    net.lost_frames = {ANSWER}
     async with publisher(net) as client:
         with pytest.raises(PublishRefused, match="publish again") as refused:
             await in_time(client.publish(topic_in(3), b"on", qos=1, retain=True))
         assert refused.value.reason == 0x83
 
 
-async def test_subscription_that_another_node_never_hears_of_ends_the_connection(
-    net: Net, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(BridgeEnd, "_say", lambda *facts: None)
+async def test_subscription_that_another_node_never_confirms_ends_the_connection(net: Net) -> None:
+    net.lost_frames = {KNOWN}
     async with publisher(net, reconnect=False) as client:
         with pytest.raises(ClientError, match="subscribe again"):
             await in_time(client.subscribe("news", qos=1))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sluice.client.errors import ClientError
-from sluice.cluster.bridge import Bridge, BridgeEnd
+from sluice.cluster.frames import ONCE, PUBLISH, read_goals, read_message, unpack
 from sluice.cluster.spread import Spread
 from tests.cluster.kit import until
 from tests.cluster.nodes import Net, client_in, topic_in, two_nodes
@@ -76,21 +76,21 @@ async def test_publish_of_a_connection_that_is_gone_is_not_sent_late(net: Net) -
 
 
 async def test_older_publish_that_is_sent_again_reaches_subscribers_and_not_the_retained_value(
-    net: Net, monkeypatch: pytest.MonkeyPatch
+    net: Net,
 ) -> None:
     topic = topic_in(1)
     a, b = net.nodes["a"], net.nodes["b"]
     async with a.client(client_in(0)) as client, a.client(client_in(1), clean_start=False) as reader:
         await in_time(reader.subscribe(topic, qos=1))
-        with monkeypatch.context() as patch:
-            patch.setattr(BridgeEnd, "_take", lambda *facts: None)  # lost on its way to node b
-            first = asyncio.create_task(client.publish(topic, b"1", qos=1, retain=True))
-            await until(lambda: any(bridge._publishes for bridge in a.node._bridges.values()))
-            b.drop(1)
-            await a.open(1)
-            await in_time(reader.subscribe(topic, qos=1))
-            await in_time(client.publish(topic, b"2", qos=1, retain=True))
-            assert retained(net, "a", topic) == b"2"
+        net.lost_frames = {PUBLISH, ONCE}
+        first = asyncio.create_task(client.publish(topic, b"1", qos=1, retain=True))
+        await until(lambda: any(bridge._publishes for bridge in a.node._bridges.values()))
+        b.drop(1)
+        await a.open(1)
+        await in_time(reader.subscribe(topic, qos=1))
+        await in_time(client.publish(topic, b"2", qos=1, retain=True))
+        assert retained(net, "a", topic) == b"2"
+        net.lost_frames = set()
         net.cut_lines()
         await in_time(first)
         assert retained(net, "a", topic) == b"2"
@@ -102,23 +102,24 @@ async def test_older_publish_that_is_sent_again_reaches_subscribers_and_not_the_
                     break
 
 
-async def test_publishes_of_one_client_do_not_overtake_those_that_wait_for_a_cell(
-    net: Net, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_publishes_of_one_client_do_not_overtake_those_that_wait_for_a_cell(net: Net) -> None:
     topic = topic_in(1)
     a, b = net.nodes["a"], net.nodes["b"]
     sent: list[bytes] = []
     overtaken: list[bytes] = []
-    publish = Bridge.publish
 
-    def watched(bridge: Bridge, goals: Any, message: Any, spread: Any) -> None:
-        sent.append(message.payload)
+    def watch(kind: int, body: bytes) -> None:
+        if kind not in (PUBLISH, ONCE):
+            return
+        body = body[26:] if kind == ONCE else body
+        _, mark = unpack(">IQ", body)
+        _, at = read_goals(body, 12)
+        sent.append(read_message(body, at, 0.0).payload)
         for parked in a.node._parked:
-            if isinstance(parked.what, Spread) and parked.what.mark < spread.mark:
+            if isinstance(parked.what, Spread) and parked.what.mark < mark:
                 overtaken.append(parked.what.message.payload)
-        publish(bridge, goals, message, spread)
 
-    monkeypatch.setattr(Bridge, "publish", watched)
+    net.watch_frame = watch
     numbers = [b"%d" % nth for nth in range(8)]
     answers: list[asyncio.Task[Any]] = []
     async with a.client(client_in(0)) as client:
