@@ -44,6 +44,8 @@ SERVER: dict[str, str] = {
     "limits.memory": "the most memory that the broker uses, a share of what its container or machine has (`80%`) or a "
     "size (`2GiB`): above it, what would have to be kept is refused until it is 5 % below; `off`: never looked at. See "
     "[operations.md](operations.md#memory)",
+    "queues.max_partitions": "partitions of all queues together (in a cluster: of a cell); a queue that would exceed "
+    "it is refused, except for dead letters",
     "queues.cache_bytes": "bodies of young messages kept in memory, all queues together",
     "ecq.retention": "older values of exclusive queues are removed, see [compacted.md](compacted.md); `0s`: none is",
     "ecq.sweep_interval": "how often they are looked for, and room on disk is made",
@@ -52,6 +54,7 @@ SERVER: dict[str, str] = {
     "ecq.max_keys": "of one owner",
     "ecq.durability": "`sync`: answered when on disk. `interval`: when written, synced within 200 ms",
     "bulk.max_batch_bytes": "largest batch that is committed at once, as sent and unpacked; see [bulk.md](bulk.md)",
+    "bulk.max_batch_rows": "most rows of a batch: a row takes some 300 bytes of memory, however small it is",
     "bulk.max_stage_bytes": "batches that wait for their commit, all together",
     "bulk.stage_ttl": "how long one waits",
     "redis.prefix": "what all keys begin with: brokers with a store each may share one Redis",

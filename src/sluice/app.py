@@ -214,6 +214,7 @@ def admin_thread(
             settings.bulk.max_batch_bytes,
             settings.bulk.max_stage_bytes,
             settings.bulk.stage_ttl,
+            settings.bulk.max_batch_rows,
         ),
         directory=directory,
         far_tls=far_tls(settings) if settings.tls.http else None,

@@ -124,6 +124,7 @@ class QueueTemplate(Section):
 class QueueSettings(Section):
     enabled: bool = True  # False makes $queue/... an ordinary topic
     templates: list[QueueTemplate] = []
+    max_partitions: Annotated[int, number(1, 10_000_000)] = 200_000  # of all queues together
     cache_bytes: Annotated[int, number(0)] = (
         16_777_216  # bodies of young messages kept in memory, all queues together
     )
@@ -168,6 +169,7 @@ class BulkSettings(Section):
     """The door for programs that read and write in bulk, part of REST."""
 
     max_batch_bytes: Annotated[int, number(1024, 1 << 31)] = 33_554_432  # of one commit, sent and unpacked
+    max_batch_rows: Annotated[int, number(1, 100_000_000)] = 1_000_000  # of one commit
     max_stage_bytes: Annotated[int, number(1024)] = 1_073_741_824  # of all batches that wait for their commit
     stage_ttl: Annotated[Seconds, lasting(1, 30 * 86400)] = 3600.0  # how long one waits
 

@@ -335,6 +335,25 @@ class PartitionFull(QueueFull):
         )
 
 
+class TooManyPartitions(QueueFull):
+    def __init__(self, name: str, wanted: int, count: int, limit: int) -> None:
+        QueueError.__init__(
+            self,
+            f"queue {name!r} would add {wanted} partitions to the {count} of all queues, and there may be {limit}",
+            "Use fewer partitions, delete queues that are not needed, or raise queues.max_partitions",
+        )
+
+
+class TooManyGroups(QueueFull):
+    def __init__(self, group: str, wanted: int, count: int, limit: int) -> None:
+        QueueError.__init__(
+            self,
+            f"group {group!r} would follow {wanted} partitions, all groups together follow {count}, and there may "
+            f"be {limit}",
+            "Delete groups that are not needed, use fewer partitions, or raise queues.max_partitions",
+        )
+
+
 class TooManyKeys(QueueFull):
     def __init__(self, client: str, keys: int) -> None:
         QueueError.__init__(
@@ -505,6 +524,15 @@ class BatchTooLarge(QueueError):
             f"batch {batch} of {app!r} has {size} bytes or more{unpacked}, and {limit} are taken at once",
             "Send smaller batches (in Spark: maxOffsetsPerTrigger or maxBytesPerTrigger), "
             "or raise bulk.max_batch_bytes",
+        )
+
+
+class TooManyRows(BatchTooLarge):
+    def __init__(self, app: str, batch: int, rows: int, limit: int) -> None:
+        QueueError.__init__(
+            self,
+            f"batch {batch} of {app!r} has {rows} rows or more, and {limit} are taken at once",
+            "Send smaller batches (in Spark: maxOffsetsPerTrigger), or raise bulk.max_batch_rows",
         )
 
 

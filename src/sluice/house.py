@@ -128,6 +128,7 @@ class House:
         if self._place is not None:
             cache = max(cache // self._settings.cluster.cells, LEAST_CACHE)
         engine = Engine(self._rules_for, random.random, cache, ZstdCodec())
+        engine.max_partitions = self._settings.queues.max_partitions
         engine.exclusive.rules = exclusive_rules(self._settings)
         runner = Runner(
             engine,

@@ -15,7 +15,7 @@ import pytest
 from sluice.access.identity import Keyring
 from sluice.admin.rest import bulk
 from sluice.bulk.stages import Stages, Upload
-from sluice.errors import StaleBatch
+from sluice.errors import StaleBatch, TooManyRows
 from tests.admin.rest.conftest import Door, Tokens, opened
 from tests.bulk.conftest import ARROW, arrow_body
 
@@ -209,3 +209,15 @@ async def test_an_upload_that_is_broken_off_is_dropped_and_logs_nothing(
     for _ in range(3):  # answered by the thread that would log the failure
         await door.api.get("/bulk/stages/app", headers=token("viewer"))
     assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == []
+
+
+def test_the_rows_of_all_stages_of_a_batch_are_limited() -> None:
+    stages = Stages(None, 1000, 1000, 60.0, max_batch_rows=10)
+    names = []
+    for _ in range(2):
+        upload = stages.begin("app", 1, "q")
+        upload.end()
+        names.append(upload.finish(rows=6, unpacked=0).name)
+    assert len(stages.find("app", 1, names[:1])) == 1
+    with pytest.raises(TooManyRows, match=r"12 rows or more, and 10 are taken"):
+        stages.find("app", 1, names)

@@ -7,9 +7,10 @@ import pytest
 
 from sluice.bulk.rows import look_through
 from sluice.bulk.stages import Stage
-from sluice.bulk.unpacked import fault_of_message, size_of_batch
-from sluice.errors import BatchTooLarge, InvalidBatch
+from sluice.bulk.unpacked import fault_of_message, rows_of_batch, size_of_batch
+from sluice.errors import BatchTooLarge, InvalidBatch, TooManyRows
 
+MAX_ROWS = 1_000_000
 TABLES = [
     pa.table({"value": [bytes(1_000_000)] * 3}),
     pa.table({"value": [b"a", b"", None], "key": ["k", None, "j"], "priority": [1, 2, None]}),
@@ -96,7 +97,7 @@ def test_a_batch_compressed_as_arrow_0_17_did_is_refused_before_it_is_unpacked()
     pa.set_memory_pool(pool)
     try:
         with pytest.raises(InvalidBatch) as refused:
-            look_through(stage_of(data), LIMIT)
+            look_through(stage_of(data), LIMIT, MAX_ROWS)
     finally:
         pa.set_memory_pool(usual)
     assert "V5" in refused.value.what and "Arrow 1.0" in refused.value.do
@@ -106,7 +107,7 @@ def test_a_batch_compressed_as_arrow_0_17_did_is_refused_before_it_is_unpacked()
 def test_the_key_of_the_old_compression_is_refused_in_version_5_too() -> None:
     for data in (stream_of_zeros(4, KEY), without_compression_field(stream_of_zeros(4, KEY))):
         with pytest.raises(InvalidBatch, match="experimental_compression"):
-            look_through(stage_of(data), LIMIT)
+            look_through(stage_of(data), LIMIT, MAX_ROWS)
 
 
 def test_every_message_of_an_older_version_is_refused_compressed_or_not() -> None:
@@ -117,10 +118,10 @@ def test_every_message_of_an_older_version_is_refused_compressed_or_not() -> Non
 
 def test_a_compressed_batch_of_the_present_version_is_refused_by_its_size() -> None:
     with pytest.raises(BatchTooLarge):
-        look_through(stage_of(stream_of_zeros(4)), LIMIT)
+        look_through(stage_of(stream_of_zeros(4)), LIMIT, MAX_ROWS)
     with pytest.raises(BatchTooLarge):
-        look_through(stage_of(stream_of_zeros(4, {"author": "x"})), LIMIT)
-    assert look_through(stage_of(stream_of_zeros(4)), 2 * BOMB)[0] == 1
+        look_through(stage_of(stream_of_zeros(4, {"author": "x"})), LIMIT, MAX_ROWS)
+    assert look_through(stage_of(stream_of_zeros(4)), 2 * BOMB, MAX_ROWS)[0] == 1
 
 
 def test_dictionaries_are_refused() -> None:
@@ -130,10 +131,56 @@ def test_dictionaries_are_refused() -> None:
         writer.write_batch(batch)
     data = bytes(sink.getvalue())
     with pytest.raises(InvalidBatch, match="dictionary"):
-        look_through(stage_of(data), LIMIT)
+        look_through(stage_of(data), LIMIT, MAX_ROWS)
     messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(data))
     assert [fault_of_message(message) for message in messages] == [
         "",
         "it has a message of type 'dictionary'",
         "",
     ]
+
+
+def stream_of(batches: list[pa.RecordBatch], codec: str | None = "zstd") -> bytes:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=codec)
+    with pa.ipc.new_stream(sink, batches[0].schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def test_rows_without_bytes_are_counted_before_they_are_read() -> None:
+    """Empty values and columns of nulls: two million rows in a few KB, each an object of 300 bytes."""
+    rows = 2 * MAX_ROWS
+    offsets = pa.py_buffer(bytes(4 * (rows + 1)))
+    empty = pa.Array.from_buffers(pa.binary(), rows, [None, offsets, pa.py_buffer(b"")])
+    data = stream_of([pa.record_batch({"value": empty, "key": pa.nulls(rows)})])
+    assert len(data) < 5_000
+    usual = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(usual)
+    pa.set_memory_pool(pool)
+    try:
+        with pytest.raises(TooManyRows, match=r"2000000 rows or more.*bulk\.max_batch_rows"):
+            look_through(stage_of(data), 1 << 30, MAX_ROWS)
+    finally:
+        pa.set_memory_pool(usual)
+    assert (pool.max_memory() or 0) < 1 << 20
+
+
+def test_the_rows_of_all_batches_of_an_upload_are_counted() -> None:
+    batch = pa.record_batch({"value": pa.array([b""] * 400)})
+    data = stream_of([batch] * 3)
+    messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(data))
+    assert [rows_of_batch(one) for one in messages if one.type == "record batch"] == [400] * 3
+    assert look_through(stage_of(data), LIMIT, 1200)[0] == 1200
+    with pytest.raises(TooManyRows):
+        look_through(stage_of(data), LIMIT, 1199)
+
+
+def test_a_batch_that_lies_about_its_rows_is_refused() -> None:
+    data = stream_of([pa.record_batch({"value": pa.array([b"a"] * 77)})], codec=None)
+    for told in (3, -1, 1 << 40):
+        lie = data.replace((77).to_bytes(8, "little"), told.to_bytes(8, "little", signed=True), 1)
+        assert lie != data
+        with pytest.raises((InvalidBatch, TooManyRows)):
+            look_through(stage_of(lie), LIMIT, MAX_ROWS)

@@ -568,3 +568,71 @@ def test_without_queues_their_topics_are_ordinary_ones() -> None:
     assert payloads(take(second)) == [b"x", b"y", b"z"]
     assert not house.engine.queues
     assert put(first, "$queue/a//b", b"x")[0] == 0x10
+
+
+# ---- limits
+
+
+def test_partitions_of_all_queues_together_are_limited_however_a_queue_is_made() -> None:
+    house = QueueHouse([("wide/#", {"partitions": 4096})])
+    house.engine.max_partitions = 10_000
+    client = house.connect("maker")
+    for name in ("a", "b"):
+        assert (
+            put(client, "$admin/queue/create", json.dumps({"name": name, "partitions": 4096}).encode())[0]
+            == 0
+        )
+    reason, why = put(client, "$admin/queue/create", b'{"name": "c", "partitions": 4096}')
+    assert reason == 0x97 and "queues.max_partitions" in why
+    reason, why = put(client, "$queue/wide/d", b"x")
+    assert reason == 0x97 and "queues.max_partitions" in why
+    reason, why = join(client, "$queue/wide/d")
+    assert reason == 0x97 and "queues.max_partitions" in why
+    assert sorted(house.engine.queues) == ["a", "b"]
+    assert put(client, "$queue/small", b"x") == (0, "")
+    reason, why = put(client, "$admin/queue/small/config", b'{"partitions": 4096}')
+    assert reason == 0x97 and len(house.queue("small").partitions) == 10
+
+
+def test_partitions_that_all_groups_follow_are_limited() -> None:
+    house = QueueHouse([("wide", {"partitions": 400})])
+    house.engine.max_partitions = 400
+    for nth in range(5):
+        assert join(house.connect(f"worker-{nth}"), f"$queue/wide/$group/g{nth}") == (1, "")
+    late = house.connect("late")
+    for topic_filter in ("$queue/wide/$group/g5", "$queue/+/$group/g5"):
+        reason, why = join(late, topic_filter)
+        assert reason == 0x97 and "queues.max_partitions" in why
+    assert join(late, "$queue/wide/$group/g4") == (1, "")
+    assert len(house.engine.groups) == 5
+
+
+def test_a_lower_limit_of_partitions_keeps_no_queue_and_no_dead_letter_away() -> None:
+    house = QueueHouse([("jobs", {"retry_policy": {"max_retries": 0}})])
+    worker = house.connect("worker")
+    join(worker, "$queue/jobs")
+    house.engine.max_partitions = 1
+    put(worker, "$queue/jobs", b"poison")
+    (message,) = take(worker)
+    settle(worker, "reject", message)
+    assert house.depth("dlq/jobs") == 1
+
+
+def test_the_size_of_a_message_is_judged_before_its_schema() -> None:
+    checked: list[int] = []
+
+    def check(payload: bytes) -> str:
+        checked.append(len(payload))
+        return ""
+
+    config = {"schema": {"type": "object"}, "limits": {"max_message_size": 100}}
+    house = QueueHouse([("small", config)])
+    client = house.connect("maker")
+    put(client, "$queue/small", b"{}")
+    door = house.broker.router.door
+    assert door is not None
+    door._validators[house.queue("small").rules.schema] = check
+    assert put(client, "$queue/small", b"[" * 101)[0] == 0x95
+    assert checked == []
+    assert put(client, "$queue/small", b"{ }") == (0, "")
+    assert checked == [3]

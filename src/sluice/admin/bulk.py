@@ -248,6 +248,7 @@ class BulkDesk:
             fault = fault_of_new_group(group)
             if fault:
                 raise InvalidQueueConfig(f"{group!r} cannot be a group", fault)
+            hands.engine.check_group(group, len(queue.partitions))
             found = hands.engine.group(queue, group, floors)
         if create or ends:
             _check_free(queue, found)

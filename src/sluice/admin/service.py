@@ -179,6 +179,7 @@ class AdminService:
         if group in queue.groups:
             raise GroupExists(queue.name, group)
         self._hands.begin()
+        self._engine.check_group(group, len(queue.partitions))
         made = self._engine.group(queue, group, start_floors(queue, start))
         await self._hands.kept()
         return looking.group_view(made)

@@ -385,7 +385,12 @@ class QueueDoor:
         return validator
 
     def _fits_schema(self, queue: Queue, message: Message) -> bool:
-        """What does not fit is refused, or goes to the invalid-message channel where the queue has one."""
+        """What does not fit is refused, or goes to the invalid-message channel where the queue has one.
+
+        A payload that is too large is not checked, since that could take long: `Engine.publish` refuses it.
+        """
+        if len(message.payload) > queue.rules.max_message_size:
+            return True
         fault = self.validator(queue)(message.payload)
         if not fault:
             return True

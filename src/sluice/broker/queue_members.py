@@ -72,6 +72,11 @@ class QueueMembers:
             fault = fault_of_name(known.queue.replace("+", "any").replace("#", "any"))
             if fault:
                 return TOPIC_FILTER_INVALID, fault
+            new: i64 = 0  # partitions that the group does not follow yet
+            for queue in self._engine.queues.values():
+                if options.group not in queue.groups and self._covers(pattern, queue.name):
+                    new += len(queue.partitions)
+            self._engine.check_group(options.group, int(new))
             self._drop_wild(session, topic_filter)
             self._wild.append(WildSubscription(session, topic_filter, pattern, qos, options))
             for queue in list(self._engine.queues.values()):
@@ -83,8 +88,10 @@ class QueueMembers:
             fault = fault_of_name(known.queue)
             if fault:
                 return TOPIC_FILTER_INVALID, fault
-            told = _supersede(session, topic_filter, known.queue, options.group)
             named = self._engine.queues.get(known.queue)
+            if named is not None and options.group not in named.groups:
+                self._engine.check_group(options.group, len(named.partitions))
+            told = _supersede(session, topic_filter, known.queue, options.group)
             self._join(session, topic_filter, named or self._open_queue(known.queue), qos, options)
         session.queue_requests[topic_filter] = (int(qos), wishes)
         return int(qos), told

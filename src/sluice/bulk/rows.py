@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from sluice.bulk.stages import Stage
-from sluice.bulk.unpacked import fault_of_message, size_of_batch
-from sluice.errors import BatchTooLarge, InvalidBatch, InvalidPayload, MessageTooLarge
+from sluice.bulk.unpacked import fault_of_message, rows_of_batch, size_of_batch
+from sluice.errors import BatchTooLarge, InvalidBatch, InvalidPayload, MessageTooLarge, TooManyRows
 from sluice.message import Message
 from sluice.notation import parse_duration
 
@@ -71,16 +71,16 @@ def _wrong(stage: Stage, what: str, do: str) -> InvalidBatch:
     return InvalidBatch(f"batch {stage.batch} of {stage.app!r} cannot be used: {what}", do)
 
 
-def look_through(stage: Stage, most_bytes: int) -> tuple[int, int]:
+def look_through(stage: Stage, most_bytes: int, most_rows: int) -> tuple[int, int]:
     """Whether a stage can be read at all, and by whom its columns are meant; how many rows it has, and how many bytes
-    they are when they are unpacked. More than `most_bytes` are refused before they are."""
+    they are when they are unpacked. More than `most_bytes` or `most_rows` are refused before they are."""
     import pyarrow as pa
 
     rows = 0
     try:
         stream = _open(stage)
         _check_schema(stage, stream.schema)
-        size = _unpacked(stage, most_bytes)
+        size = _unpacked(stage, most_bytes, most_rows)
         for batch in stream:
             batch.validate(full=True)
             null = _first_null(batch.column("value"))
@@ -97,10 +97,10 @@ def look_through(stage: Stage, most_bytes: int) -> tuple[int, int]:
     return rows, size
 
 
-def _unpacked(stage: Stage, most_bytes: int) -> int:
+def _unpacked(stage: Stage, most_bytes: int, most_rows: int) -> int:
     import pyarrow as pa
 
-    size = 0
+    size = rows = 0
     for message in pa.ipc.MessageReader.open_stream(_source(stage)):
         fault = fault_of_message(message)
         if fault:
@@ -110,6 +110,12 @@ def _unpacked(stage: Stage, most_bytes: int) -> int:
                 "Send plain columns, written by Arrow 1.0 or later",
             )
         if message.type == "record batch":
+            count = rows_of_batch(message)
+            if count < 0:
+                raise _wrong(stage, f"a batch of it has {count} rows", "Send an Arrow IPC stream")
+            rows += count
+            if rows > most_rows:
+                raise TooManyRows(stage.app, stage.batch, rows, most_rows)
             size += size_of_batch(message)
             if size > most_bytes:
                 raise BatchTooLarge(stage.app, stage.batch, size, most_bytes, is_unpacked=True)

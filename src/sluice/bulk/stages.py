@@ -17,7 +17,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Final
 
-from sluice.errors import BatchTooLarge, StagesFull, StageUnwritable, StaleBatch
+from sluice.errors import BatchTooLarge, StagesFull, StageUnwritable, StaleBatch, TooManyRows
 
 FOLDER: Final = "bulk/stages"
 
@@ -90,9 +90,11 @@ class Stages:
         max_bytes: int,
         seconds: float,
         clock: Callable[[], float] = time.monotonic,
+        max_batch_rows: int = 1_000_000,
     ) -> None:
         self._folder = None if data is None else data / FOLDER
         self.max_batch_bytes = max_batch_bytes
+        self.max_batch_rows = max_batch_rows  # a row takes memory even if it has no bytes
         self._max_bytes = max_bytes
         self._seconds = seconds
         self._clock = clock
@@ -142,6 +144,9 @@ class Stages:
         unpacked = sum(stage.unpacked for stage in found)
         if max(size, unpacked) > self.max_batch_bytes:
             raise BatchTooLarge(app, batch, max(size, unpacked), self.max_batch_bytes, unpacked > size)
+        rows = sum(stage.rows for stage in found)
+        if rows > self.max_batch_rows:
+            raise TooManyRows(app, batch, rows, self.max_batch_rows)
         return found
 
     def drop(self, app: str, batch: int) -> int:

@@ -5,7 +5,8 @@ the batch says it needs, so what it says bounds that memory; a batch that has mo
 says stands in these places (`format/Message.fbs` of Arrow; a table of Flatbuffers finds its fields by their numbers):
 
     Message      field 2: the header, here a RecordBatch    field 4: custom metadata, pairs of texts
-    RecordBatch  field 2: buffers, each i64 offset and i64 length within the body    field 3: compression, if any
+    RecordBatch  field 0: i64 number of rows
+                 field 2: buffers, each i64 offset and i64 length within the body    field 3: compression, if any
     a buffer of a compressed batch    i64 size when unpacked, -1: it is not packed    its bytes
 
 pyarrow has verified the header when it hands a message out; the sizes in the body nobody has.
@@ -28,6 +29,7 @@ ACCEPTED_TYPES: Final = ("schema", "record batch")  # no column may have a dicti
 OLD_COMPRESSION: Final = b"ARROW:experimental_compression"
 HEADER: Final = 2
 CUSTOM_METADATA: Final = 4
+ROWS: Final = 0
 BUFFERS: Final = 2
 COMPRESSION: Final = 3
 BUFFER: Final = struct.Struct("<qq")
@@ -59,6 +61,17 @@ def _metadata_keys(data: Any) -> list[bytes]:
             size = int.from_bytes(data[text : text + 4], "little")
             keys.append(bytes(data[text + 4 : text + 4 + size]))
     return keys
+
+
+def rows_of_batch(message: pa.ipc.Message) -> int:
+    """Return how many rows a record batch has, as its header says.
+
+    A column of nulls or of empty texts has no bytes, or compresses to none, so that the size says
+    nothing about the rows; and each row becomes an object.
+    """
+    data: Any = memoryview(message.metadata)
+    field = _field(data, _follow(data, _field(data, _follow(data, 0), HEADER)), ROWS)
+    return int(SIZE.unpack_from(data, field)[0]) if field else 0
 
 
 def size_of_batch(message: pa.ipc.Message) -> int:

@@ -215,7 +215,7 @@ def _channel(engine: Engine, name: str) -> Queue | None:
     queue = engine.queues.get(name)
     if queue is None:
         try:
-            queue = engine.ensure(name)
+            queue = engine.ensure(name, is_limited=False)  # a refusal would lose the message
         except QueueError as fault:
             engine.warnings.append(f"no dead letters can be kept: {fault}")
             return None

@@ -69,6 +69,7 @@ class Engine:
         self.now: float = 0.0
         # What has left compacted queues, by partition, for a store that shows them; None where nobody asks.
         self.gone: dict[int, list[int]] | None = None
+        self.max_partitions: i64 = 0  # of all queues together, for new ones; 0: any
         self.max_length: i64 = 0  # of one partition, from its oldest message on; 0: any
         self.started_at: float = 0.0  # when the queues were brought back; what was delivered before is older
         self.unavailable: str = ""  # why the store takes nothing: publishers are refused meanwhile
@@ -112,19 +113,24 @@ class Engine:
     # ---- queues and groups
 
     def create(self, rules: Rules, config: str) -> Queue:
+        lifecycle.check_partitions(self, rules, 0)
         return lifecycle.create(self, rules, config)
 
     def reconfigure(self, queue: Queue, rules: Rules, config: str) -> None:
+        lifecycle.check_partitions(self, rules, len(queue.partitions))
         lifecycle.reconfigure(self, queue, rules, config)
 
     def delete(self, queue: Queue) -> None:
         lifecycle.delete(self, queue)
 
-    def ensure(self, name: str) -> Queue:
-        """The queue called `name`, made from its template if it is not there."""
+    def ensure(self, name: str, is_limited: bool = True) -> Queue:
+        """The queue called `name`, made from its template if it is not there. Unless `is_limited`,
+        it may exceed `max_partitions`."""
         queue = self.queues.get(name)
         if queue is None:
             rules, config = self._rules_for(name)
+            if is_limited:
+                lifecycle.check_partitions(self, rules, 0)
             queue = lifecycle.create(self, rules, config)
         return queue
 
@@ -138,6 +144,10 @@ class Engine:
         """The group called `name`; a new one begins at `floors`, or with the oldest message that is kept."""
         group = queue.groups.get(name)
         return group if group is not None else lifecycle.make_group(self, queue, name, floors)
+
+    def check_group(self, name: str, partitions: int) -> None:
+        """Refuse a new group that would follow so many partitions, if all groups follow too many."""
+        lifecycle.check_group(self, name, partitions)
 
     def drop_group(self, group: Group) -> None:
         lifecycle.drop_group(self, group)

@@ -223,6 +223,7 @@ class Journal:
     def add_removed(self, partition: Partition, seq: i64) -> None:
         if not partition.removed:
             self._thinned.append(partition)
+            partition.removed = []
         partition.removed.append(int(seq))
 
     def flush(self, now_ms: i64) -> None:

@@ -4,11 +4,11 @@ of it; so nothing but the functions that say so writes notes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
-from sluice.errors import InvalidQueueConfig, InvalidQueueName, QueueExists
+from sluice.errors import InvalidQueueConfig, InvalidQueueName, QueueExists, TooManyGroups, TooManyPartitions
 from sluice.message import TOMBSTONE
 from sluice.queues import journal as notes
 from sluice.queues.cursor import Cursor
@@ -25,6 +25,9 @@ from sluice.queues.settling import let_go
 
 if TYPE_CHECKING:
     from sluice.queues.engine import Engine
+
+GROUPS_PER_QUEUE: Final = 5  # on average, for the partitions that all groups together may follow
+WIDE_GROUP: Final = 100  # partitions
 
 
 # ---- queues
@@ -46,6 +49,33 @@ def create(engine: Engine, rules: Rules, config: str) -> Queue:
     _note_queue(engine, queue, count)
     add_partitions(engine, queue, engine.next_pid, count)
     return queue
+
+
+def check_partitions(engine: Engine, rules: Rules, present: i64) -> None:
+    """Refuse more partitions than the broker may have. Each costs memory, and time at each start.
+
+    Recovery does not ask: a lower limit than before must not keep a broker from starting.
+    """
+    wanted: i64 = 1 if rules.ordering == STRICT else rules.partitions
+    count: i64 = len(engine.partitions)
+    if engine.max_partitions and wanted > present and count + wanted - present > engine.max_partitions:
+        raise TooManyPartitions(rules.name, int(wanted - present), int(count), int(engine.max_partitions))
+
+
+def check_group(engine: Engine, group: str, added: i64) -> None:
+    """Refuse a new group of `added` partitions if the groups of the broker would follow too many.
+
+    Small groups are not counted: there are as many of them as there are queues, and counting
+    would take time for each of them.
+    """
+    if not engine.max_partitions or added < WIDE_GROUP:
+        return
+    limit: i64 = engine.max_partitions * GROUPS_PER_QUEUE
+    count: i64 = 0
+    for other in engine.groups.values():
+        count += len(other.cursors)
+    if count + added > limit:
+        raise TooManyGroups(group, int(added), int(count), int(limit))
 
 
 def _note_queue(engine: Engine, queue: Queue, added: i64) -> None:

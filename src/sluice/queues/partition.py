@@ -28,6 +28,9 @@ FEW_BLOCKS: Final = 8  # that there may always be
 # What a partition has before it has any: see the cursor's.
 NO_TARGETS: Final[dict[int, int]] = {}
 NOT_DELAYED: Final[set[int]] = set()
+_NONE_REMOVED: Final[list[int]] = []
+_NO_BODIES: Final[dict[object, Message]] = {}
+_NO_BLOCKS: Final[list[Block]] = []
 
 _DEAD: Final = Block(0)  # stands for every block in which nothing lives nor will live
 
@@ -44,17 +47,19 @@ class Partition:
         self.live: i64 = 0
         self.last_shared: i64 = -1  # the last message without a key; none of those behind it lacks one
         self.cursors: list[Cursor] = []
-        self.young: dict[object, Message] = {}  # bodies that need no read, by sequence
+        self.young: dict[object, Message] = _NO_BODIES  # bodies that need no read, by sequence
         self.is_holder: bool = False  # is known to the cache
         self.targets: dict[int, int] = NO_TARGETS  # messages for one group alone, and its number
         self.delayed: set[int] = NOT_DELAYED  # messages whose time has not come
-        self.removed: list[int] = []  # taken out for everybody since the last frame, by no group's doing
+        self.removed: list[int] = (
+            _NONE_REMOVED  # taken out for everybody since the last frame, by no group's doing
+        )
         self.touched: bool = False  # has messages in the frame that is being made
         self.expiry_set: i64 = 0  # when the next look for expired messages is due, in seconds; 0: none is set
         self.retention_set: float = 0.0  # the same for settled ones that were kept long enough
-        self._blocks: list[Block] = []
+        self._blocks: list[Block] = _NO_BLOCKS
         self._first: i64 = 0  # number of the first block
-        self._packs: list[Block] = []  # what is older than that
+        self._packs: list[Block] = _NO_BLOCKS  # what is older than that
 
     # ---- what is known of a message
 
@@ -156,6 +161,8 @@ class Partition:
             return
         if number - self._first - len(self._blocks) > FEW_BLOCKS + (self.live >> (BLOCK_BITS - 1)):
             self._pack_all(number)
+        if not self._blocks:
+            self._blocks = []  # no longer the one that all share
         while self._first + len(self._blocks) <= number:
             self._blocks.append(_DEAD)
             if len(self._blocks) > FEW_BLOCKS:
@@ -242,8 +249,10 @@ class Partition:
                 if pack.outline is not None:
                     pack.outline.keep()
                 pack.take_over(block, 0, len(block.address))
-        else:
+        elif last >= 0:
             self._packs.append(pack_of(block))
+        else:
+            self._packs = [pack_of(block)]
 
     def move(self, seq: i64, address: i64) -> None:
         """Its record stands elsewhere now."""

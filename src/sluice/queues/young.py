@@ -34,6 +34,8 @@ class Young:
     def put(self, partition: Partition, seq: i64, message: Message) -> None:
         if not partition.is_holder:
             partition.is_holder = True
+            if not partition.young:
+                partition.young = {}  # before, all partitions without any share one
             self._holders.append(partition)
         partition.young[int(seq)] = message
         message.cost = message.size()

@@ -14,6 +14,10 @@ branches lead there. It forgets them for `unevaluatedItems` and `unevaluatedProp
 doubles with each level of the payload when two branches lead back: such schemas are refused. The
 library also recurses on the C stack, so the number of frames for each level of a payload is
 limited, and with it the depth of payloads.
+
+Numbers are counted twice: as if every value were an integer of 64 bits (`value_ns`), and what a
+number costs more that is none (`slow_ns`). The library compares such numbers as fractions; see
+`payload` for how many of them a payload has.
 """
 
 from __future__ import annotations
@@ -23,25 +27,32 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
+from sluice.schema.payload import LARGE, SMALL
+
 KEYWORD_NS: Final = 40
 RETURN_NS: Final = 100  # looking up a remembered result
-# comparing numbers, and containers in `const` and `enum`, for each value in them
-NUMBER_NS: Final = 350
+CONSTANT_NS: Final = 350  # for each value in a container of `const` and `enum`
 STRING_NS: Final = 100  # starting a regular expression
-COMPARED_NS: Final = 150  # `uniqueItems`, for each value inside
-FORMAT_NS: Final = 15_000
+UNIQUE_NS: Final = 1_500  # calling `uniqueItems`
+COMPARED_NS: Final = 2_000  # `uniqueItems`, for each value inside
+FORMAT_NS: Final = 3_000
+FORMAT_BYTE_NS: Final = 15
+NAMES_BYTE_NS: Final = 150  # formats that look up each character, or parse an expression
 BYTE_NS: Final = 5  # a regular expression whose automaton stays small
 STATE_BYTE_NS: Final = 15  # for each state of one whose automaton does not
 METASCHEMA_NS: Final = 20_000  # a reference to a schema that describes schemas
 
 MAX_VALUE_NS: Final = 500_000  # for each value of a payload
+NO_LIMIT: Final = 1 << 60
+MAX_SLOW_NUMBERS: Final = 200  # in an `enum`
 MAX_VISITS: Final = 5_000
 MAX_FRAMES: Final = 64
 STACK_FRAMES: Final = 16_000  # 90,000 have been seen to fit into a stack of 8 MiB
 MAX_PATTERN_STATES: Final = 2_000
 SMALL_PATTERN_STATES: Final = 12
 
-_NUMERIC: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_SLOW_FORMATS: Final = ("idn-hostname", "idn-email", "regex")
 _SAME_ONE: Final = ("not", "if", "then", "else")
 _SAME_LIST: Final = ("allOf", "anyOf", "oneOf")
 _SAME_MAP: Final = ("dependentSchemas", "dependencies")
@@ -56,12 +67,28 @@ class TooCostly(Exception):
     """A schema whose checks cannot be bounded. Its text says why, and what to change."""
 
 
+class NumberCost(NamedTuple):
+    """Nanoseconds for comparing one number of a payload with one number of a schema."""
+
+    whole_bound: int  # `minimum` and the like that is an integer of 64 bits
+    bound: int
+    whole_divisor: int  # `multipleOf`
+    divisor: int
+    constant: int  # in `const` and `enum`
+
+
+WHOLE: Final = NumberCost(whole_bound=350, bound=1_500, whole_divisor=350, divisor=3_000, constant=2_000)
+SLOW: Final = NumberCost(whole_bound=500, bound=6_000, whole_divisor=1_500, divisor=12_000, constant=8_000)
+EXTREME: Final = 8  # times as much where the schema's own number is very large or small
+
+
 class Cost(NamedTuple):
-    """The most that a check costs: `once_ns`, `value_ns` for each value, `byte_ns` for each byte of
-    a payload."""
+    """The most that a check costs: `once_ns`, `value_ns` for each value, `slow_ns` for each number
+    that is no integer of 64 bits, `byte_ns` for each byte of a payload."""
 
     once_ns: int
     value_ns: int
+    slow_ns: int
     byte_ns: int
     nested_ns: int  # for each value and each level of nesting
     is_recursive: bool
@@ -94,14 +121,19 @@ def cost_of(schema: object) -> Cost:
     """Return the bound for checks against `schema`; raise TooCostly when there is none that the
     broker accepts."""
     try:
-        return _Analysis(schema).cost()
+        cost = _Analysis(schema, WHOLE).cost()
+        slow = _Analysis(schema, SLOW, NO_LIMIT).cost()
+        slow_ns = max(0, slow.once_ns + slow.value_ns - cost.once_ns - cost.value_ns)
+        return cost._replace(slow_ns=slow_ns)
     except RecursionError:
         raise TooCostly("it is nested too deeply; move inner schemas to $defs") from None
 
 
 class _Analysis:
-    def __init__(self, schema: object) -> None:
+    def __init__(self, schema: object, numbers: NumberCost, max_value_ns: int = MAX_VALUE_NS) -> None:
         self._root = schema
+        self._numbers = numbers
+        self._max_value_ns = max_value_ns
         self._by_address: dict[str, object] = {}
         self._dynamic: dict[str, list[object]] = {}
         self._base: dict[int, str] = {}
@@ -157,6 +189,7 @@ class _Analysis:
         return Cost(
             once_ns=once,
             value_ns=value,
+            slow_ns=0,
             byte_ns=byte,
             nested_ns=deep * COMPARED_NS if is_recursive else 0,
             is_recursive=is_recursive,
@@ -166,10 +199,11 @@ class _Analysis:
         )
 
     def _limit(self, value_ns: int) -> None:
-        if value_ns > MAX_VALUE_NS:
+        most = self._max_value_ns
+        if value_ns > most:
             raise TooCostly(
                 "there are too many ways through it to the same value "
-                f"(about {value_ns // KEYWORD_NS:,}, and at most {MAX_VALUE_NS // KEYWORD_NS:,} "
+                f"(about {value_ns // KEYWORD_NS:,}, and at most {most // KEYWORD_NS:,} "
                 "are allowed); refer "
                 "to a definition once instead of by several branches of allOf, anyOf or oneOf"
             )
@@ -352,25 +386,55 @@ class _Analysis:
         of text."""
         spent = KEYWORD_NS * (1 + len(node))
         per_byte = 0
-        spent += NUMBER_NS * sum(key in node for key in _NUMERIC)
+        spent += self._number_ns(node)
+        if node.get("uniqueItems") is True:
+            spent += UNIQUE_NS
         for key in ("required", "properties", "dependentRequired", "dependencies", "dependentSchemas"):
             named = node.get(key)
             if isinstance(named, list | dict):
                 spent += KEYWORD_NS * _size(named, 2 if key.startswith("depend") else 1)
-        if "const" in node:
-            spent += NUMBER_NS * _size(node["const"])
-        choices = node.get("enum")
-        if isinstance(choices, list):
-            spent += NUMBER_NS * sum(_size(one) for one in choices if isinstance(one, list | dict))
         if isinstance(node.get("pattern"), str):
             spent += STRING_NS
             per_byte += _byte_ns(node["pattern"])
         if "format" in node:
             spent += FORMAT_NS
-            per_byte += BYTE_NS
+            per_byte += NAMES_BYTE_NS if node["format"] in _SLOW_FORMATS else FORMAT_BYTE_NS
         if "anyOf" in node or "oneOf" in node:
             self._collects = True
         return spent, per_byte
+
+    def _number_ns(self, node: dict[str, Any]) -> int:
+        """Nanoseconds of the keywords that compare with a number, or with a container."""
+        numbers = self._numbers
+        spent = 0
+        for key in _BOUNDS:
+            if key in node:
+                each = numbers.whole_bound if _is_whole(node[key]) else numbers.bound
+                spent += each * _factor(node[key])
+        if "multipleOf" in node:
+            each = numbers.whole_divisor if _is_whole(node["multipleOf"]) else numbers.divisor
+            spent += each * _factor(node["multipleOf"])
+        choices = node.get("enum")
+        constants = list(choices) if isinstance(choices, list) else []
+        if len(constants) > 1 and all(_is_whole(one) for one in constants):
+            # The library looks an integer of 64 bits up in a table.
+            spent += 0 if numbers is WHOLE else numbers.constant * len(constants)
+            constants = []
+        if "const" in node:
+            constants.append(node["const"])
+        slow = 0
+        for constant in constants:
+            size, found, total = _sizes(constant)
+            if isinstance(constant, list | dict):
+                spent += CONSTANT_NS * size
+            spent += numbers.constant * total
+            slow += found
+        if slow > MAX_SLOW_NUMBERS:
+            raise TooCostly(
+                f"it compares a value with {slow} numbers that are no integers of 64 bits, and at most "
+                f"{MAX_SLOW_NUMBERS} are allowed; write them as integers in a smaller unit, or as strings"
+            )
+        return spent
 
     def _same_value(self, node: dict[str, Any]) -> Iterator[object]:
         for key in _SAME_ONE:
@@ -425,6 +489,39 @@ def _joined(base: str, reference: str) -> str:
         return urljoin(base, reference) if base else reference
     except ValueError:
         raise TooCostly(f"{reference!r} is not an address; write references as #/$defs/name") from None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63
+
+
+def _factor(value: object) -> int:
+    """How many times as long a comparison with this number takes as one with an ordinary number."""
+    if not isinstance(value, int | float) or not value:
+        return 1
+    return 1 if SMALL < abs(value) < LARGE else EXTREME
+
+
+def _sizes(constant: object) -> tuple[int, int, int]:
+    """How many values are in a constant, how many of them are numbers but no integers of 64 bits,
+    and how many numbers there are, very large and small ones counted EXTREME times."""
+    size = slow = total = 0
+    waiting = [constant]
+    while waiting:
+        value = waiting.pop()
+        size += 1
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+        elif _is_number(value):
+            slow += not _is_whole(value)
+            total += _factor(value)
+    return size, slow, total
 
 
 def _size(value: object, levels: int = 64) -> int:

@@ -14,14 +14,23 @@ from typing import Any, Final, NoReturn
 import jsonschema_rs
 
 from sluice.schema.cost import Cost, TooCostly, cost_of
+from sluice.schema.payload import EXTREME_WEIGHT, LongNumber, Reading, brackets_in, depth_of, values_in
+from sluice.schema.unique import UniqueItems
 
-BUDGET_NS: Final = 500_000_000  # an upper bound; real checks are usually ten times faster
+BUDGET_NS: Final = 400_000_000  # an upper bound; real checks are usually ten times faster
 # collecting errors takes about a KiB where a check takes KEYWORD_NS
 ERROR_BUDGET_NS: Final = 1_000_000
+# An error carries a copy of the value it is about: microseconds for each value inside.
+MAX_EXPLAINED_VALUES: Final = 20_000
 MAX_ERROR_CHARS: Final = 500
 PATTERN_BYTES: Final = 1 << 20  # of one compiled pattern
 
 NO_MATCH: Final = "it does not match the schema"
+NO_MATCH_LARGE: Final = (
+    f"{NO_MATCH} (the place is named for payloads of up to {MAX_EXPLAINED_VALUES:,} values)"
+)
+KEYWORDS: Final[dict[str, Any]] = {"uniqueItems": UniqueItems}  # the library's own takes time squared
+SMALLEST_SLOW_NUMBER: Final = 4  # bytes, with the comma behind it: "1.5,"
 
 
 def _refuse_to_fetch(address: str) -> NoReturn:
@@ -34,7 +43,10 @@ def _compiled(schema: str) -> tuple[Any, Cost]:
     parsed = json.loads(schema)
     cost = cost_of(parsed)
     options = jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES)
-    return jsonschema_rs.validator_for(parsed, retriever=_refuse_to_fetch, pattern_options=options), cost
+    validator = jsonschema_rs.validator_for(
+        parsed, retriever=_refuse_to_fetch, pattern_options=options, keywords=KEYWORDS
+    )
+    return validator, cost
 
 
 def fault_of_schema(schema: str) -> str:
@@ -76,81 +88,68 @@ class _Checking:
         self._validator = validator
         self._cost = cost
         # A payload has at most as many values as bytes: most are small enough to need no counting.
-        free_bytes = (BUDGET_NS - cost.once_ns) // (cost.value_ns + cost.byte_ns + 1)
+        slowest_ns = cost.slow_ns * EXTREME_WEIGHT
+        each_ns = cost.value_ns + cost.byte_ns + slowest_ns // SMALLEST_SLOW_NUMBER + 1
+        free_bytes = (BUDGET_NS - cost.once_ns - slowest_ns) // each_ns
         self._free_bytes = 0 if cost.nested_ns else free_bytes
 
     def fault_of(self, payload: bytes) -> str:
-        if len(payload) > self._free_bytes:
-            fault = self._fault_of_size(payload)
-            if fault:
-                return fault
+        is_small = len(payload) <= self._free_bytes
+        if not is_small and self._estimate(payload, 0, 1) > BUDGET_NS:
+            return _too_large(payload)
         try:
-            value = json.loads(payload)
+            reading = Reading(payload, counts_floats=not is_small and self._cost.slow_ns > 0)
+        except LongNumber as fault:
+            return str(fault)
         except (ValueError, RecursionError) as fault:
             return f"it is not JSON ({fault})"
-        if self._cost.limits_depth and self._is_too_deep(payload, value):
-            return f"it is nested more than {self._cost.max_depth} levels deep, too deep for its schema"
+        value = reading.value
+        levels = 1
+        if self._cost.nested_ns or (self._cost.limits_depth and brackets_in(payload) >= self._cost.max_depth):
+            levels = depth_of(value, self._cost.max_depth)
+            if levels >= self._cost.max_depth:
+                return f"it is nested more than {self._cost.max_depth} levels deep, too deep for its schema"
+        if not is_small and self._estimate(payload, reading.weight, levels) > BUDGET_NS:
+            return _too_large(payload, reading.weight)
         try:
             if self._validator.is_valid(value):
                 return ""
-            return self._explain(payload, value)
+            return self._explain(payload, reading, levels)
         except ValueError as fault:  # a number or text that the library cannot take
             return f"it cannot be checked ({fault})"
 
-    def _fault_of_size(self, payload: bytes) -> str:
-        if self._estimate(payload) <= BUDGET_NS:
-            return ""
+    def _estimate(self, payload: bytes, weight: int, levels: int) -> int:
+        """Return the most nanoseconds that a check can take: `weight` stands for slow numbers."""
+        cost = self._cost
+        value_ns = cost.value_ns + cost.nested_ns * levels
         return (
-            f"it is too large to be checked against its schema ({len(payload)} bytes with about "
-            f"{_values_in(payload)} values); send smaller messages, or use a schema with fewer "
-            "branches and patterns"
+            cost.once_ns + value_ns * values_in(payload) + cost.slow_ns * weight + cost.byte_ns * len(payload)
         )
 
-    def _estimate(self, payload: bytes) -> int:
-        cost = self._cost
-        value_ns = cost.value_ns
-        if cost.nested_ns:
-            value_ns += cost.nested_ns * min(_brackets_in(payload), cost.max_depth)
-        return cost.once_ns + value_ns * _values_in(payload) + cost.byte_ns * len(payload)
-
-    def _is_too_deep(self, payload: bytes, value: object) -> bool:
-        limit = self._cost.max_depth
-        if _brackets_in(payload) <= limit:
-            return False
-        level = [value]
-        for _ in range(limit):
-            level = [inner for one in level for inner in _inside(one)]
-            if not level:
-                return False
-        return True
-
-    def _explain(self, payload: bytes, value: object) -> str:
+    def _explain(self, payload: bytes, reading: Reading, levels: int) -> str:
         """Return the first error, if finding it takes a bounded amount of time and memory."""
         cost = self._cost
-        if cost.is_recursive or (cost.collects_errors and self._estimate(payload) > ERROR_BUDGET_NS):
+        if values_in(payload) > MAX_EXPLAINED_VALUES:
+            return NO_MATCH_LARGE
+        if cost.is_recursive:
+            return NO_MATCH
+        if cost.collects_errors and self._estimate(payload, reading.weight, levels) > ERROR_BUDGET_NS:
             return NO_MATCH
         try:
-            self._validator.validate(value)
+            self._validator.validate(reading.value)
         except jsonschema_rs.ValidationError as error:
             place = "/".join(str(part) for part in error.instance_path)
             return f"{_cut(error.message)} (at /{_cut(place)})"
         return NO_MATCH
 
 
-def _values_in(payload: bytes) -> int:
-    """At most how many values a JSON text has: each is the first of it or stands behind a comma or
-    a bracket."""
-    return 1 + payload.count(b",") + _brackets_in(payload)
-
-
-def _brackets_in(payload: bytes) -> int:
-    return payload.count(b"[") + payload.count(b"{")
-
-
-def _inside(value: object) -> list[object]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else []
+def _too_large(payload: bytes, weight: int = 0) -> str:
+    numbers = ", with many numbers that are no integers of 64 bits" if weight else ""
+    return (
+        f"it is too large to be checked against its schema ({len(payload)} bytes with about "
+        f"{values_in(payload)} values{numbers}); send smaller messages, or use a schema with fewer "
+        "branches, patterns and comparisons of numbers"
+    )
 
 
 def _cut(text: str) -> str:

@@ -87,11 +87,14 @@ class BulkDoor:
         max_batch_bytes: int = 32 << 20,
         max_stage_bytes: int = 1 << 30,
         stage_seconds: float = 3600.0,
+        max_batch_rows: int = 1_000_000,
     ) -> None:
         self.pace = Pace()
         self.seats = Seats()
         self.workshop = None if data is None else Workshop(str(data), self.pace)
-        self.stages = Stages(data, max_batch_bytes, max_stage_bytes, stage_seconds)
+        self.stages = Stages(
+            data, max_batch_bytes, max_stage_bytes, stage_seconds, max_batch_rows=max_batch_rows
+        )
         self.closing = asyncio.Event()
 
     def stop(self) -> None:
@@ -346,7 +349,9 @@ async def stage(
         try:
             await _receive(request, upload)
             upload.end()
-            count, unpacked = await asyncio.to_thread(rows.look_through, upload.stage, stages.max_batch_bytes)
+            count, unpacked = await asyncio.to_thread(
+                rows.look_through, upload.stage, stages.max_batch_bytes, stages.max_batch_rows
+            )
             done = upload.finish(count, unpacked)
         except BaseException:
             upload.abandon()

@@ -1,0 +1,89 @@
+"""A payload as JSON, with what determines the cost of a check: values, levels and slow numbers.
+
+The schema library computes with fractions of any size. Integers of 64 bits are compared at once;
+any other number (a float, a longer integer) takes microseconds, and one with a large exponent ten
+times as long. `Reading` counts them as they are parsed.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+MAX_DIGITS: Final = 100  # of an integer
+LONG_DIGITS: Final = 19  # fewer fit into 64 bits
+EXTREME_DIGITS: Final = 30
+EXTREME_WEIGHT: Final = 10
+LARGE: Final = 1e30
+SMALL: Final = 1e-30
+
+_DIGITS: Final = bytes.maketrans(b"123456789", b"0" * 9)
+_LONG: Final = b"0" * LONG_DIGITS
+
+
+class LongNumber(ValueError):
+    """An integer with more digits than MAX_DIGITS."""
+
+    def __init__(self, digits: int) -> None:
+        super().__init__(
+            f"it has an integer of {digits:,} digits, and at most {MAX_DIGITS} can be checked; "
+            "send it as a string"
+        )
+
+
+class Reading:
+    """One payload that is parsed once: `value`, and `weight`, the slow numbers in it."""
+
+    def __init__(self, payload: bytes, counts_floats: bool) -> None:
+        """Raise ValueError or RecursionError for what is no JSON, LongNumber for long integers.
+
+        Floats are counted only if asked for: that calls a function for each of them.
+        """
+        self.weight = 0
+        # Digits in strings are found too: then integers are looked at one by one, and no more.
+        has_long = _LONG in payload.translate(_DIGITS)
+        self.value: object = json.loads(
+            payload,
+            parse_float=self._read_float if counts_floats else None,
+            parse_int=self._read_int if has_long else None,
+        )
+
+    def _read_float(self, text: str) -> float:
+        number = float(text)
+        size = abs(number)
+        self.weight += 1 if SMALL < size < LARGE or not number else EXTREME_WEIGHT
+        return number
+
+    def _read_int(self, text: str) -> int:
+        digits = len(text)
+        if digits > MAX_DIGITS:
+            raise LongNumber(digits)
+        if digits >= LONG_DIGITS:
+            self.weight += 1 if digits <= EXTREME_DIGITS else EXTREME_WEIGHT
+        return int(text)
+
+
+def values_in(payload: bytes) -> int:
+    """Return at most how many values a JSON text has: each is the first of it or stands behind a
+    comma or a bracket."""
+    return 1 + payload.count(b",") + brackets_in(payload)
+
+
+def brackets_in(payload: bytes) -> int:
+    return payload.count(b"[") + payload.count(b"{")
+
+
+def depth_of(value: object, limit: int) -> int:
+    """Return how many levels of values are inside one value; counting ends at `limit`."""
+    level = [value]
+    for depth in range(limit):
+        level = [inner for one in level for inner in _inside(one)]
+        if not level:
+            return depth
+    return limit
+
+
+def _inside(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
