@@ -10,10 +10,10 @@ from tests.broker.kit import Client, House, props, will
 from tests.mqtt_queues.kit import QueueHouse
 
 
-def retain(house: House, count: int, qos: int = 0) -> Client:
+def retain(house: House, count: int, qos: int = 0, payload: bytes = b"old") -> Client:
     writer = house.connect("writer")
     for nth in range(count):
-        writer.publish(f"a/{nth}", b"old", qos, retain=True)
+        writer.publish(f"a/{nth}", payload, qos, retain=True)
     writer.take()
     return writer
 
@@ -164,7 +164,7 @@ def test_a_repeated_subscription_without_retained_messages_does_not_end_the_firs
 
 def test_a_slow_reader_gets_all_of_them_and_they_do_not_pile_up() -> None:
     house = House(write_buffer_high=4096)
-    retain(house, 2000)
+    retain(house, 2000, payload=b"old" * 500)
     reader = house.connect("r")
     reader.transport.jammed = True
     ask(reader, "#")
@@ -271,5 +271,3 @@ def test_a_will_that_is_too_deep_to_be_retained_names_the_limit() -> None:
     assert client.connack.reason == 0x90
     properties = client.connack.properties
     assert properties is not None and "mqtt.max_topic_levels" in (properties.reason_string or "")
-
-

@@ -102,7 +102,8 @@ class RetainedSender:
             return False
         limits = session.router.limits
         return (
-            2 * len(waiting) >= limits.max_queued_messages or 2 * session.held_bytes >= limits.max_queued_bytes
+            2 * len(waiting) >= limits.max_queued_messages
+            or 2 * session.held_bytes >= limits.max_queued_bytes
         )
 
     def _send_next(self) -> None:
