@@ -44,6 +44,7 @@ COMPILED = (
     "cluster/node.py",
     "cluster/placement.py",
     "cluster/said.py",
+    "cluster/searching.py",
     "cluster/spread.py",
     "cluster/taken.py",
     "cluster/trunk.py",

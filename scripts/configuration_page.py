@@ -127,15 +127,19 @@ SERVER: dict[str, str] = {
     "more are dropped and counted",
     "mqtt.max_queued_bytes": "the same in bytes",
     "mqtt.max_subscriptions": "subscriptions of one client",
+    "mqtt.max_subscription_bytes": "memory of the plain and shared subscriptions of one client: 400 bytes for "
+    "each, the bytes of its filter, and 400 for each level of it",
     "mqtt.max_connections": "connected clients; 0: as many as the system gives",
     "mqtt.max_connections_per_address": "connections from one address; 0: any number",
     "mqtt.max_connections_per_user": "connections of one user; 0: any number",
     "mqtt.max_publish_rate": "messages of one client per second; who is faster is not read for a while; 0: any",
     "mqtt.max_publish_byte_rate": "the same in bytes of payload",
     "mqtt.max_retained": "retained messages",
-    "mqtt.max_retained_bytes": "bytes of all retained messages: topics, properties and payloads; in a cluster, "
+    "mqtt.max_retained_bytes": "bytes of all retained messages: topics, properties, payloads, and 320 for "
+    "each level of the tree of topics; in a cluster, "
     "of each cell",
-    "mqtt.max_topic_levels": "levels of a filter, and of a topic that is retained",
+    "mqtt.max_topic_levels": "levels of a filter, and of a topic that is retained; more are refused with "
+    "0x8F and 0x90",
     "mqtt.write_buffer_high": "unsent bytes from which on a client counts as slow and gets no more deliveries",
     "mqtt.sys_interval": "between updates of `$SYS/broker/...`; 0 switches them off",
     "mqtt.refused_filters": "filters that nobody may subscribe to",

@@ -220,14 +220,15 @@ class MqttSettings(Section):
     max_queued_messages: Annotated[int, number(1)] = 10_000  # waiting for one client that is away or slow
     max_queued_bytes: Annotated[int, number(1)] = 67_108_864
     max_subscriptions: Annotated[int, number(1)] = 10_000  # of one client
+    max_subscription_bytes: Annotated[int, number(1)] = 67_108_864  # filters and levels of one client
     max_connections: Annotated[int, number(0)] = 0  # 0: as many as the system gives
     max_connections_per_address: Annotated[int, number(0)] = 0
     max_connections_per_user: Annotated[int, number(0)] = 0
     max_publish_rate: Annotated[float, number(0)] = 0.0  # messages of one client per second; 0: any
     max_publish_byte_rate: Annotated[float, number(0)] = 0.0  # bytes of payload, likewise
     max_retained: Annotated[int, number(0)] = 1_000_000
-    max_retained_bytes: Annotated[int, number(0)] = 268_435_456  # topics, properties and payloads
-    max_topic_levels: Annotated[int, number(1, 65535)] = 128
+    max_retained_bytes: Annotated[int, number(0)] = 268_435_456  # topics with levels, properties and payloads
+    max_topic_levels: Annotated[int, number(1, 512)] = 128  # routing descends them one call deep each
     write_buffer_high: Annotated[int, number(1024, 1 << 30)] = (
         1_048_576  # bytes unsent before a client counts as slow
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sluice.broker.retained import LEVEL_BYTES
 from sluice.wire.properties import PUBACK, PUBREC
 from tests.broker.kit import Client, House
 
@@ -211,24 +212,40 @@ def retain(house: House, topic: str, payload: bytes, **properties: Any) -> int:
 
 
 def test_retained_messages_have_so_many_bytes_and_no_more() -> None:
-    house = House(max_retained_bytes=1000)
+    house = House(max_retained_bytes=1000 + 3 * LEVEL_BYTES)
     assert retain(house, "a", bytes(500)) == 0x10
-    assert retain(house, "b", bytes(498)) == 0x10
+    assert retain(house, "b", bytes(498) + bytes(LEVEL_BYTES)) == 0x10
     assert retain(house, "c", b"x") == 0x97
     assert retain(house, "c" * 100, b"x") == 0x97
     assert retain(house, "a", bytes(501)) == 0x97
     assert heard(house, "a") == [(b"a", bytes(500))]  # what it had stays
     assert retain(house, "a", bytes(400)) == 0x10
+    assert retain(house, "c", bytes(99)) == 0x97  # its level is too much
+    assert retain(house, "b", bytes(498)) == 0x10
     assert retain(house, "c", bytes(99)) == 0x10
     assert retain(house, "d", b"x") == 0x97
     assert retain(house, "b", b"") == 0x10
     assert retain(house, "d", bytes(400), user=[("k", "v" * 91)]) == 0x10
-    assert house.broker.router.retained.held_bytes == 1000 - 1
+    assert house.broker.router.retained.held_bytes == 1000 - 1 + 3 * LEVEL_BYTES
     assert retain(house, "e", b"x") == 0x97
 
 
+def test_each_level_of_a_retained_topic_counts_until_it_is_empty() -> None:
+    house = House(max_retained_bytes=100 * LEVEL_BYTES)
+    retained = house.broker.router.retained
+    deep = "/".join(["a"] * 90)
+    assert retain(house, f"x/{deep}", b"x") == 0x10
+    assert retain(house, f"y/{deep}", b"x") == 0x97
+    assert retain(house, f"x/{deep[:-1]}b", b"x") == 0x10  # shares all levels but one
+    assert retained.held_bytes == 92 * LEVEL_BYTES + 2 * (len(deep) + 3)
+    assert retain(house, f"x/{deep}", b"") == 0x10
+    assert retain(house, f"x/{deep[:-1]}b", b"") == 0x10
+    assert retained.held_bytes == 0
+    assert retain(house, f"y/{deep}", b"x") == 0x10
+
+
 def test_what_has_expired_makes_room_for_other_retained_messages() -> None:
-    house = House(max_retained_bytes=1000)
+    house = House(max_retained_bytes=1000 + LEVEL_BYTES)
     assert retain(house, "a", bytes(999), message_expiry=10) == 0x10
     assert retain(house, "b", b"x") == 0x97
     house.advance(11)
@@ -259,7 +276,9 @@ def test_a_topic_too_deep_to_be_kept_is_refused() -> None:
     house = House(max_topic_levels=4)
     client = house.connect("a")
     client.subscribe("#")
-    client.first_ack(PUBACK, client.publish("a/b/c/d/e", b"x", 1, retain=True), 0x90)
+    ack = client.first_ack(PUBACK, client.publish("a/b/c/d/e", b"x", 1, retain=True), 0x90)
+    assert ack.properties is not None
+    assert "at most 4 levels here (mqtt.max_topic_levels)" in (ack.properties.reason_string or "")
     client.first_ack(PUBACK, client.publish("a/b/c/d", b"x", 1, retain=True), 0)
     client.first_ack(PUBACK, client.publish("a/b/c/d/e", b"x", 1), 0)
     assert len(client.messages()) == 2

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.broker.limits import Limits
-from sluice.broker.retained import Retained
+from sluice.broker.retained import LEVEL_BYTES, Match, Retained
 from sluice.broker.router import Router
 from sluice.broker.session import Session
 from sluice.broker.subscriptions import Subscription, Subscriptions
@@ -129,7 +129,9 @@ def test_the_tree_of_retained_topics_agrees_with_the_definition(
             held.pop(topic, None)
         assert kept.count == len(held)
         assert kept.bytes == sum(map(len, held.values()))
-        assert kept.held_bytes == sum(len(name) + len(body) for name, body in held.items())
+        assert kept.held_bytes == LEVEL_BYTES * (levels(kept) - 1) + sum(
+            len(name) + len(body) for name, body in held.items()
+        )
     for topic_filter in [*filters, *held]:
         found = kept.matching(topic_filter, 1.0)
         assert topics_of(found) == sorted(topic for topic in held if matches(topic_filter, topic))
@@ -158,7 +160,47 @@ def test_expired_retained_topics_are_forgotten_when_met(
     assert kept.count == len(held) - gone
     assert kept.sweep(2.0) == len(held) - gone - len(living)
     assert kept.count == len(living)
-    assert kept.held_bytes == sum(len(topic) + 1 for topic in living)
+    assert kept.held_bytes == LEVEL_BYTES * (levels(kept) - 1) + sum(len(topic) + 1 for topic in living)
+
+
+# Between two steps of a walk: (topic, payload), stored or deleted.
+CHANGES = st.lists(st.tuples(TOPICS, st.sampled_from([b"", b"new"])), max_size=3)
+
+
+@given(
+    st.lists(TOPICS, max_size=30, unique=True),
+    st.lists(plain_filters(), min_size=1, max_size=6, unique=True),
+    st.lists(CHANGES, max_size=60),
+)
+def test_a_walk_finds_what_stays_exactly_once_and_nothing_that_is_newer(
+    topics: list[bytes], filters: list[bytes], changes: list[list[tuple[bytes, bytes]]]
+) -> None:
+    kept = Retained(1000, 1_000_000)
+    for topic in topics:
+        kept.put(Publish(topic, b"old", 0, True), False)
+    kept.matching(b"#", 1.0)  # listings are there before some of the changes
+    walk = kept.walk()
+    for topic_filter in filters:
+        walk.add(topic_filter)
+    changed: set[bytes] = set()
+    got: list[tuple[bytes, bytes]] = []
+    found: list[Match] = []
+    over = False
+    while not over:
+        found.clear()
+        over = walk.advance(1, found)
+        for topic, payload in changes.pop() if changes else []:
+            kept.put(Publish(topic, payload, 0, True), False)
+            changed.add(topic)
+        for match in found:
+            message = kept.current(match, 1.0)
+            if message is not None:
+                assert message.payload == b"old"
+                got.append((match.wanted.topic_filter, message.topic))
+    assert len(got) == len(set(got))
+    stayed = {(f, topic) for f in filters for topic in topics if topic not in changed and matches(f, topic)}
+    assert stayed <= set(got)
+    assert all(topic in topics and matches(f, topic) for f, topic in got)
 
 
 def test_routes_are_not_kept_for_more_topics_than_agreed() -> None:

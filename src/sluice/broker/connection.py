@@ -14,6 +14,7 @@ from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from sluice.broker import subscribing
+from sluice.broker.turn import TURN_SECONDS
 from sluice.clock import Deadline
 from sluice.errors import PacketTooLarge, ProtocolViolation
 from sluice.wire.decode import decode, decode_ack, decode_publish
@@ -43,7 +44,6 @@ REASON_STRING_COST: Final = (
 )
 CONNECT_BYTES: Final = 524_288  # of a CONNECT: its five fields of 64 KiB, and properties
 PUBLISH_PROPERTIES: Final = 4096  # user properties of one PUBLISH
-TURN_SECONDS: Final = 0.01  # that the input of one connection may take before others are heard
 LOOK_BYTES: Final = 2048  # of input between two looks at the clock
 CLOSE_SECONDS: Final = 5.0  # how long a peer may take to read our last words
 
@@ -159,7 +159,7 @@ class Connection(Deadline):
         self.resting = True
         if not self.deaf and not self.held:
             self.transport.pause_reading()
-        self.broker.turn.go_on_later(self)
+        self.broker.turn.go_on_later(self.go_on)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.lost = True

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sluice.broker.access import Caller, Verdict
 from sluice.broker.connection import NO_LIMIT, Connection
+from sluice.broker.limits import too_deep
 from sluice.broker.meter import Meter
 from sluice.broker.permission import fault_of_will, review
 from sluice.clock import Deadline
@@ -72,6 +73,14 @@ class Handshake:
             why = f"no session can be kept at the moment: {self._broker.router.unavailable}"
             self.refuse(connection, SERVER_UNAVAILABLE, why)
             return
+        if expiry and self._broker.router.no_memory and not self._is_known(client_id, connection):
+            self._broker.router.refused_for_memory += 1
+            why = (
+                f"no new persistent session is accepted: {self._broker.router.unavailable}; "
+                "connect later, or with session expiry 0"
+            )
+            self.refuse(connection, QUOTA_EXCEEDED, why)
+            return
         connack = Connack(False, SUCCESS, Properties())
         if packet.version == V5:
             properties = self._describe()
@@ -118,6 +127,12 @@ class Handshake:
             self._broker.scheduler.wake_at(self._broker.turn.now + connection.keep_alive, connection)
         session.attach(connection)
 
+    def _is_known(self, client_id: str, connection: Connection) -> bool:
+        """Return whether a persistent session is there already, here or in the cell that is its home:
+        it costs nothing more to go on with it."""
+        session = self._broker.registry.sessions.get(client_id)
+        return connection.trusted or (session is not None and session.expiry > 0)
+
     def _judge_at_once(self, packet: Connect, connection: Connection) -> tuple[int, str]:
         """What can be said before anybody looks at who it is."""
         if self._broker.stopping:
@@ -162,7 +177,7 @@ class Handshake:
             if will.retain and not limits.retain_available:
                 return RETAIN_NOT_SUPPORTED, "retained messages are not offered here, not for a will either"
             if will.retain and will.topic.count(b"/") >= limits.max_topic_levels:
-                return TOPIC_NAME_INVALID, "the topic of the will has too many levels to be retained"
+                return TOPIC_NAME_INVALID, f"the will: {too_deep(limits.max_topic_levels)}"
             fault = fault_of_will(will, verdict.grant)
             if fault:
                 return NOT_AUTHORIZED, fault

@@ -72,6 +72,8 @@ class Registry:
             self._router.door.ecq.paused(session.reader)
         if session.legs is not None:
             session.legs.departed()
+        if session.retained_sender is not None:
+            session.retained_sender.resume()  # what is for a persistent session is stored for it
         if session.expiry != NEVER:
             self._scheduler.wake_at(now + session.expiry, _Expiry(self, session))
 

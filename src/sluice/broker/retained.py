@@ -1,12 +1,23 @@
-"""The last message of each topic that was published with the retain flag."""
+"""The last message of each topic that was published with the retain flag.
+
+The messages lie in a tree by topic level. Each level costs memory of its own, so `held_bytes` counts
+levels as well as messages, and a level without messages below it is deleted at once.
+
+A `Walk` finds the messages for a set of filters in steps, so that the caller can spread the work over
+several turns. The tree may change between two steps. Invariant: a message that is in the tree from the
+first to the last step is found exactly once for each filter that matches it; a message that was stored
+after a filter was added to the walk is not found for that filter, because its subscription has received
+it as a live message.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
 
+from mypy_extensions import i64
+
 from sluice.wire.packets import Publish
-from sluice.wire.topics import has_wildcard
 
 FULL: Final = (
     "the server keeps no more retained messages; delete some by an empty payload, "
@@ -14,11 +25,46 @@ FULL: Final = (
 )
 
 
+LEVEL_BYTES: Final = 320  # memory of one level: its object, its place in a dict, a dict of its own
+
+
+STEPS: Final = 128  # levels that a walk visits between two looks at the clock
+LOOKUPS_PER_STEP: Final = 8
+
+
 class _Level:
     def __init__(self) -> None:
         self.children: dict[bytes, _Level] = {}
         self.message: Publish | None = None
         self.ours: bool = False  # the server's own, outside the limit
+        self.hidden: bool = False  # its name begins with `$`: as a first level it is not for wildcards
+        self.stamp: i64 = 0  # which change of the tree stored `message`
+        # The children in the order in which they came, for walks. It only grows, so a walk remembers a position
+        # in it. Children that are gone stay in it, without messages; with many of them it is made anew.
+        self._listing: list[_Level] | None = None
+        self._gone: int = 0
+
+    def listing(self) -> list[_Level]:
+        if self._listing is None:
+            self._listing = list(self.children.values())
+            self._gone = 0
+        return self._listing
+
+    def add(self, name: bytes, ours: bool) -> _Level:
+        child = _Level()
+        child.ours = ours
+        child.hidden = name[:1] == b"$"
+        self.children[name] = child
+        if self._listing is not None:
+            self._listing.append(child)
+        return child
+
+    def remove(self, name: bytes) -> None:
+        del self.children[name]
+        if self._listing is not None:
+            self._gone += 1
+            if 2 * self._gone >= len(self._listing):
+                self._listing = None  # walks that are under way keep the old one
 
 
 class Retained:
@@ -31,7 +77,9 @@ class Retained:
         self._ours: int = 0
         self.count: int = 0
         self.bytes: int = 0  # of payloads
-        self.held_bytes: int = 0  # of all that clients have retained: topics, properties and payloads
+        # Of all that clients have retained: topics, properties, payloads, and LEVEL_BYTES for each level.
+        self.held_bytes: int = 0
+        self.changes: i64 = 0  # counts stored messages: see `_Level.stamp`
         self._promised: dict[bytes, Publish] = {}  # on their way to the store: nobody sees them yet
         self._promised_bytes: int = 0
         self.forgotten: Callable[[bytes], None] | None = (
@@ -55,11 +103,19 @@ class Retained:
 
     def _fits(self, message: Publish) -> bool:
         """Return whether there is room for `message` beside what is kept and promised."""
-        node = self._find(message.topic.split(b"/"))
-        before = node.message if node is not None else None
+        node = self._root
+        missing = 0  # levels
+        for level in message.topic.split(b"/"):
+            child = node.children.get(level) if missing == 0 else None
+            if child is None:
+                missing += 1
+            else:
+                node = child
+        before = node.message if missing == 0 else None
         if before is None and self.count - self._ours + len(self._promised) >= self._limit:
             return False
         grows_by = _size_of(message) - (_size_of(before) if before is not None else 0)
+        grows_by += missing * LEVEL_BYTES
         return grows_by <= 0 or self.held_bytes + self._promised_bytes + grows_by <= self._byte_limit
 
     def promise(self, message: Publish) -> bool:
@@ -83,12 +139,12 @@ class Retained:
 
     def _reserve(self, message: Publish) -> None:
         self._promised[message.topic] = message
-        self._promised_bytes += _size_of(message)
+        self._promised_bytes += _size_with_levels(message)
 
     def _withdraw(self, topic: bytes) -> Publish | None:
         message = self._promised.pop(topic, None)
         if message is not None:
-            self._promised_bytes -= _size_of(message)
+            self._promised_bytes -= _size_with_levels(message)
         return message
 
     def restore(self, message: Publish) -> None:
@@ -96,27 +152,26 @@ class Retained:
         self._set(message, False)
 
     def _set(self, message: Publish, ours: bool) -> None:
-        levels = message.topic.split(b"/")
-        size = 0 if ours else _size_of(message)
-        node = self._find(levels)
-        if node is not None and node.message is not None:
-            self.bytes += len(message.payload) - len(node.message.payload)
-            self.held_bytes += size - (0 if node.ours else _size_of(node.message))
-            node.message = message
-            return
         node = self._root
-        for level in levels:
+        for level in message.topic.split(b"/"):
             child = node.children.get(level)
             if child is None:
-                child = _Level()
-                node.children[level] = child
+                child = node.add(level, ours)
+                self.held_bytes += 0 if ours else LEVEL_BYTES
             node = child
-        node.message = message
-        node.ours = ours
-        self._ours += 1 if ours else 0
-        self.count += 1
+        before = node.message
+        if before is None:
+            node.ours = ours
+            self._ours += 1 if ours else 0
+            self.count += 1
+        else:
+            self.bytes -= len(before.payload)
+            self.held_bytes -= 0 if node.ours else _size_of(before)
         self.bytes += len(message.payload)
-        self.held_bytes += size
+        self.held_bytes += 0 if node.ours else _size_of(message)
+        self.changes += 1
+        node.message = message
+        node.stamp = self.changes
 
     def _find(self, levels: list[bytes]) -> _Level | None:
         node = self._root
@@ -146,64 +201,191 @@ class Retained:
         for depth in range(len(levels), 0, -1):
             if path[depth].children or path[depth].message is not None:
                 break
-            del path[depth - 1].children[levels[depth - 1]]
+            path[depth - 1].remove(levels[depth - 1])
+            self.held_bytes -= 0 if path[depth].ours else LEVEL_BYTES
         if self.forgotten is not None:
             self.forgotten(topic)
 
+    def find(self, topic: bytes, now: float) -> Publish | None:
+        """Return the message of `topic`, unless it has expired."""
+        node = self._find(topic.split(b"/"))
+        return None if node is None else self._living(node, now)
+
+    def _living(self, node: _Level, now: float) -> Publish | None:
+        message = node.message
+        if message is not None and message.expires_at and message.expires_at <= now:
+            self._forget(message.topic)
+            return None
+        return message
+
     def matching(self, topic_filter: bytes, now: float) -> list[Publish]:
-        """What a new subscription to `topic_filter` gets; what has expired is forgotten on the way."""
-        found: list[Publish] = []
-        levels = topic_filter.split(b"/")
-        if not has_wildcard(topic_filter):
-            node = self._find(levels)
-            if node is not None and node.message is not None:
-                found.append(node.message)
-        else:
-            _gather(self._root, levels, 0, found)
-        living: list[Publish] = []
-        for message in found:
-            if message.expires_at and message.expires_at <= now:
-                self._forget(message.topic)
-            else:
-                living.append(message)
-        return living
+        """Return all messages for `topic_filter` at once, however many they are."""
+        found: list[Match] = []
+        walk = self.walk()
+        walk.add(topic_filter)
+        while not walk.advance(STEPS, found):
+            pass
+        messages = [self.current(match, now) for match in found]
+        return [message for message in messages if message is not None]
+
+    def current(self, match: Match, now: float) -> Publish | None:
+        """Return the message of a topic that a walk has found, if it is still for the filter."""
+        if match.wanted.cancelled or match.level.stamp > match.wanted.since:
+            return None
+        return self._living(match.level, now)
+
+    def walk(self) -> Walk:
+        return Walk(self, self._root)
 
     def sweep(self, now: float) -> int:
         """Forget all that has expired; how many that were."""
-        every: list[Publish] = []
-        _gather_all(self._root, False, every)
-        expired = [message for message in every if message.expires_at and message.expires_at <= now]
+        expired: list[Publish] = []
+        nodes: list[_Level] = [self._root]
+        while nodes:
+            node = nodes.pop()
+            message = node.message
+            if message is not None and message.expires_at and message.expires_at <= now:
+                expired.append(message)
+            nodes.extend(node.children.values())
         for message in expired:
             self._forget(message.topic)
         return len(expired)
+
+
+class Wanted:
+    """One filter of a walk. Messages that were stored after change number `since` are not for it."""
+
+    def __init__(self, topic_filter: bytes, since: i64) -> None:
+        self.topic_filter: bytes = topic_filter
+        self.since: i64 = since
+        self.cancelled: bool = False
+
+
+class Match:
+    """A topic that a walk has found, and the filter that it was found for: see `Retained.current`."""
+
+    def __init__(self, wanted: Wanted, level: _Level) -> None:
+        self.wanted: Wanted = wanted
+        self.level: _Level = level
+
+
+class _Branch:
+    """One level of the filters of a walk: as in the tree of subscriptions, filters share their beginnings."""
+
+    def __init__(self) -> None:
+        self.children: dict[bytes, _Branch] = {}
+        self.plus: _Branch | None = None
+        self.rest: _Branch | None = None  # behind `#`
+        self.is_rest: bool = False  # this is behind `#`: it matches every level below as well
+        self.wanted: Wanted | None = None  # the filter that ends here
+
+
+class _Frame:
+    """Levels of the tree that are still to be visited by one branch of the filters."""
+
+    def __init__(self, levels: list[_Level], branch: _Branch, shown: bool) -> None:
+        self.levels: list[_Level] = levels
+        self.branch: _Branch = branch
+        self.shown: bool = shown  # levels that begin with `$` are visited as well
+        self.at: int = 0
+        self.end: int = len(levels)  # what is appended later is newer than the walk
+
+
+class Walk:
+    """A search for the messages of several filters at once.
+
+    Tree and filters are descended together: `+/+/a` and `+/+/b` visit the levels that they share once,
+    and where a level has fewer children than there are names to look for, its children are looked up.
+    """
+
+    def __init__(self, retained: Retained, root: _Level) -> None:
+        self._retained: Retained = retained
+        self._root: _Level = root
+        self._filters: _Branch = _Branch()
+        self._stack: list[_Frame] = [_Frame([root], self._filters, True)]
+
+    def add(self, topic_filter: bytes, since: i64 = -1) -> Wanted:
+        """Add a filter before the first step; -1: what is stored up to now is for it."""
+        branch = self._filters
+        for level in topic_filter.split(b"/"):
+            if level == b"#":
+                if branch.rest is None:
+                    branch.rest = _Branch()
+                    branch.rest.is_rest = True
+                branch = branch.rest
+            elif level == b"+":
+                if branch.plus is None:
+                    branch.plus = _Branch()
+                branch = branch.plus
+            else:
+                child = branch.children.get(level)
+                if child is None:
+                    child = _Branch()
+                    branch.children[level] = child
+                branch = child
+        wanted = Wanted(topic_filter, since if since >= 0 else self._retained.changes)
+        branch.wanted = wanted
+        return wanted
+
+    def advance(self, steps: int, found: list[Match]) -> bool:
+        """Visit at most so many levels and add what is found; return whether the walk is over."""
+        stack = self._stack
+        while stack:
+            if steps <= 0:
+                return False
+            frame = stack[-1]
+            if frame.at >= frame.end:
+                stack.pop()
+                continue
+            level = frame.levels[frame.at]
+            frame.at += 1
+            steps -= 1
+            if frame.shown or not level.hidden:
+                steps -= self._visit(level, frame.branch, found)
+        return True
+
+    def _visit(self, level: _Level, branch: _Branch, found: list[Match]) -> int:
+        """Visit a level; return how many more steps this one is worth."""
+        wanted = branch.wanted
+        if wanted is not None and level.message is not None:
+            found.append(Match(wanted, level))
+        if not level.children:
+            if branch.rest is not None:
+                self._push([level], branch.rest)  # `a/#` matches `a`
+            return 0
+        if branch.is_rest:
+            self._push_below(level, branch)
+            return 0
+        if branch.rest is not None:
+            self._push([level], branch.rest)
+        if branch.plus is not None:
+            self._push_below(level, branch.plus)
+        if not branch.children:
+            return 0
+        if len(branch.children) <= len(level.children):
+            for name, further in branch.children.items():
+                child = level.children.get(name)
+                if child is not None:
+                    self._push([child], further)
+            return len(branch.children) // LOOKUPS_PER_STEP
+        for name, child in level.children.items():
+            wished = branch.children.get(name)
+            if wished is not None:
+                self._push([child], wished)
+        return len(level.children) // LOOKUPS_PER_STEP
+
+    def _push(self, levels: list[_Level], branch: _Branch) -> None:
+        self._stack.append(_Frame(levels, branch, True))
+
+    def _push_below(self, level: _Level, branch: _Branch) -> None:
+        """Visit the children that a wildcard matches [MQTT-4.7.2-1]."""
+        self._stack.append(_Frame(level.listing(), branch, level is not self._root))
 
 
 def _size_of(message: Publish) -> int:
     return len(message.topic) + len(message.raw) + len(message.payload)
 
 
-def _gather(node: _Level, levels: list[bytes], depth: int, found: list[Publish]) -> None:
-    if depth == len(levels):
-        if node.message is not None:
-            found.append(node.message)
-        return
-    level = levels[depth]
-    if level == b"#":
-        _gather_all(node, depth == 0, found)
-    elif level == b"+":
-        for name, child in node.children.items():
-            if depth > 0 or name[:1] != b"$":
-                _gather(child, levels, depth + 1, found)
-    else:
-        exact = node.children.get(level)
-        if exact is not None:
-            _gather(exact, levels, depth + 1, found)
-
-
-def _gather_all(node: _Level, top: bool, found: list[Publish]) -> None:
-    """`node` and everything below it; at the top of the tree topics that begin with `$` stay hidden."""
-    if node.message is not None:
-        found.append(node.message)
-    for name, child in node.children.items():
-        if not (top and name[:1] == b"$"):
-            _gather_all(child, False, found)
+def _size_with_levels(message: Publish) -> int:
+    """The most that `message` can cost: all of its levels are new."""
+    return _size_of(message) + LEVEL_BYTES * (message.topic.count(b"/") + 1)

@@ -14,12 +14,19 @@ from sluice.broker.forwarder import Forwarder, StoredPublish
 from sluice.broker.inflight import Deliveries
 from sluice.broker.limits import Limits
 from sluice.broker.retained import Retained
-from sluice.broker.subscriptions import Share, Subscription, Subscriptions, Target
+from sluice.broker.retained_sender import RetainedSender
+from sluice.broker.subscriptions import (
+    Share,
+    Subscription,
+    Subscriptions,
+    Target,
+    cost_of_filter,
+)
 from sluice.broker.turn import Turn
 from sluice.errors import ResponsesFull
 from sluice.metrics import Counters
 from sluice.wire.packets import Publish
-from sluice.wire.topics import split_share
+from sluice.wire.topics import SHARE_PREFIX, has_wildcard
 
 if TYPE_CHECKING:
     from sluice.broker.abroad import Abroad
@@ -217,7 +224,10 @@ class Router:
 
     def subscribe(self, subscription: Subscription) -> bool:
         """Whether the subscription is a new one."""
-        subscription.session.subscriptions[subscription.topic_filter] = subscription
+        session = subscription.session
+        if subscription.topic_filter not in session.subscriptions:
+            session.subscription_bytes += cost_of_filter(subscription.topic_filter)
+        session.subscriptions[subscription.topic_filter] = subscription
         new = self.subscriptions.add(subscription)
         if new and self.abroad is not None:
             self.abroad.interest(subscription.topic_filter, 1)
@@ -227,21 +237,35 @@ class Router:
         """Whether there was such a subscription."""
         if session.subscriptions.pop(topic_filter, None) is None:
             return False
+        session.subscription_bytes -= cost_of_filter(topic_filter)
+        if session.retained_sender is not None:
+            session.retained_sender.cancel(topic_filter)
         if self.abroad is not None:
             self.abroad.interest(topic_filter, -1)
         return self.subscriptions.remove(session, topic_filter)
 
     def send_retained(self, subscription: Subscription, new: bool) -> None:
-        """What a subscription gets besides what comes from now on (MQTT 5.0 section 3.3.1.3)."""
+        """Send what a subscription gets besides what comes from now on (MQTT 5.0 section 3.3.1.3).
+
+        A filter without wildcards is answered at once; `RetainedSender` does the rest in slices."""
         if subscription.retain_handling == 2 or (subscription.retain_handling == 1 and not new):
             return
-        group, topic_filter = split_share(subscription.topic_filter)
-        if group:
+        topic_filter = subscription.topic_filter
+        if topic_filter.startswith(SHARE_PREFIX):
             return
         if self.abroad is not None:
             self.abroad.send_retained(subscription)
             return
-        self.deliver_retained(subscription, self.retained.matching(topic_filter, self.turn.now))
+        session = subscription.session
+        sender = session.retained_sender
+        if sender is None:
+            if session.takes_now() and not has_wildcard(topic_filter):
+                message = self.retained.find(topic_filter, self.turn.now)
+                if message is not None:
+                    self.deliver_retained(subscription, [message])
+                return
+            sender = session.retained_sender = RetainedSender(session, self.retained, self.turn)
+        sender.add(topic_filter)
 
     def deliver_retained(self, subscription: Subscription, messages: list[Publish]) -> None:
         extra = subscription.extra()
@@ -257,6 +281,7 @@ class Router:
         """A session has ended: its subscriptions go, and its share of shared messages goes to the other members."""
         if session.sid and self.keeper is not None:
             self.keeper.drop_session(session)
+        session.retained_sender = None
         for topic_filter in list(session.subscriptions):
             self.unsubscribe(session, topic_filter)
         if self.door is not None:

@@ -27,6 +27,7 @@ from mypy_extensions import i64
 from sluice.broker.abroad import FarDelivery
 from sluice.broker.ecq_reader import OwnedDelivery, OwnedReader
 from sluice.broker.inflight import UNSAID, Delivery, Inflight
+from sluice.broker.limits import too_deep
 from sluice.broker.permission import refuse_sys
 from sluice.broker.queue_reasons import reason_of
 from sluice.broker.retained import FULL
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from sluice.broker.connection import Connection
     from sluice.broker.permission import Grant
     from sluice.broker.queue_consumer import QueueConsumer
+    from sluice.broker.retained_sender import RetainedSender
     from sluice.broker.router import Router
     from sluice.broker.starving import Starving
     from sluice.queues.delivery import Lease
@@ -76,6 +78,8 @@ class Session(Publisher):
         self.gone_at: float = 0.0  # when the last connection ended; 0.0 while there is one
         self.ended: bool = False
         self.subscriptions: dict[bytes, Subscription] = {}
+        self.subscription_bytes: int = 0  # what they are charged for: see `cost_of_filter`
+        self.retained_sender: RetainedSender | None = None  # while retained messages are looked up for it
         self.window: i64 = 0  # how many deliveries the client takes unacknowledged
         self.inflight: Inflight = Inflight()
         self.waiting: deque[Delivery] | None = None  # made when first needed: most sessions never wait
@@ -123,9 +127,7 @@ class Session(Publisher):
             if not limits.retain_available:
                 raise ProtocolViolation("retained messages are not offered here", reason=RETAIN_NOT_SUPPORTED)
             if packet.topic.count(b"/") >= limits.max_topic_levels:
-                self.refuse(
-                    packet, connection, TOPIC_NAME_INVALID, "the topic has too many levels to be retained"
-                )
+                self.refuse(packet, connection, TOPIC_NAME_INVALID, too_deep(limits.max_topic_levels))
                 return
         if packet.expiry >= 0:
             packet.expires_at = router.turn.now + float(packet.expiry)
@@ -564,9 +566,14 @@ class Session(Publisher):
             return
         if self._unsaid is not None:
             self._say_again(self._unsaid, connection)
-        waiting = self.waiting
-        if waiting is None or self._unsaid is not None:
+        if self._unsaid is not None:
             return
+        if self.waiting:
+            self._send_waiting(self.waiting, connection)
+        if self.retained_sender is not None:
+            self.retained_sender.resume()
+
+    def _send_waiting(self, waiting: deque[Delivery], connection: Connection) -> None:
         now = self.router.turn.now
         while waiting and self.inflight.count < self.window and not connection.choked:
             delivery = waiting.popleft()

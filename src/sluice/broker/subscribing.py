@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from sluice.broker.ecq_door import READ_SO, fault_of_reading
 from sluice.broker.permission import MAY_NOT_SUBSCRIBE
-from sluice.broker.subscriptions import Subscription
+from sluice.broker.subscriptions import Subscription, cost_of_filter
 from sluice.errors import ProtocolViolation
 from sluice.wire.decode import MAX_FILTERS
 from sluice.wire.packets import V5, Subscribe, SubscriptionRequest, Unsubscribe
@@ -38,6 +38,10 @@ TOO_MANY_FILTERS: Final = (
 )
 MAX_OPTIONS: Final = 64  # user properties of a SUBSCRIBE: each filter for a queue is asked about all of them
 TOO_MANY_OPTIONS: Final = f"a SUBSCRIBE has at most {MAX_OPTIONS} user properties here; send fewer"
+MAX_OPTION_CHARACTERS: Final = 4096
+TOO_LONG_OPTIONS: Final = (
+    f"the user properties of a subscription to queues have at most {MAX_OPTION_CHARACTERS} characters here"
+)
 NOT_SHARED: Final = "an exclusive queue is not shared: its owner subscribes to $ECQ/<client>/#"
 
 
@@ -81,9 +85,9 @@ def _subscribe_one(session: Session, packet: Subscribe, request: SubscriptionReq
         identifier = packet.properties.subscription_ids[0]
     door = session.router.door
     reason, text = _judge(session, request)
-    if reason < 0x80 and packet.properties is not None and len(packet.properties.user) > MAX_OPTIONS:
-        reason, text = QUOTA_EXCEEDED, TOO_MANY_OPTIONS
     topic_filter = request.topic_filter
+    if reason < 0x80 and packet.properties is not None:
+        reason, text = _judge_options(packet.properties.user, topic_filter, reason)
     abroad = session.router.abroad
     if (
         reason < 0x80
@@ -206,6 +210,8 @@ class Answer:
             session.router.send_retained(subscription, new)
             if door is not None and subscription.topic_filter.startswith(b"$queue/responses/"):
                 door.takes_responses(subscription)
+        if session.retained_sender is not None:
+            session.retained_sender.start()
 
     def give_up(self) -> None:
         """End the connection: other nodes do not hear of the filters in time, so the client must not
@@ -269,7 +275,39 @@ def _judge(session: Session, request: SubscriptionRequest) -> tuple[int, str]:
             QUOTA_EXCEEDED,
             f"the subscriptions of a client are at most {limits.max_subscriptions} here",
         )
+    if not known:
+        fault = _fault_of_room(session, inner, topic_filter)
+        if fault:
+            return QUOTA_EXCEEDED, fault
     return min(request.qos, int(limits.max_qos)), ""
+
+
+def _judge_options(user: list[tuple[str, str]], topic_filter: bytes, granted: int) -> tuple[int, str]:
+    """Return what is granted, or why there are too many user properties. With a filter below `$queue/`,
+    `$ECQ/` or `$admin/` they are stored as long as the subscription."""
+    if len(user) > MAX_OPTIONS:
+        return QUOTA_EXCEEDED, TOO_MANY_OPTIONS
+    if user and topic_filter.startswith((b"$queue/", b"$ECQ/", b"$admin/")):
+        if sum([len(name) + len(value) for name, value in user]) > MAX_OPTION_CHARACTERS:
+            return QUOTA_EXCEEDED, TOO_LONG_OPTIONS
+    return granted, ""
+
+
+def _fault_of_room(session: Session, inner: bytes, topic_filter: bytes) -> str:
+    """Return why there is no memory for a new filter; the empty string when there is.
+
+    Consumers, and those who administer, may subscribe while memory is short: they make room."""
+    router = session.router
+    most = router.limits.max_subscription_bytes
+    if session.subscription_bytes + cost_of_filter(topic_filter) > most:
+        return (
+            f"the subscriptions of a client have at most {most} bytes here, levels of filters included "
+            "(mqtt.max_subscription_bytes); use fewer or shorter filters"
+        )
+    if router.no_memory and not inner.startswith((b"$queue/", b"$ECQ/", b"$admin/")):
+        router.refused_for_memory += 1
+        return f"no new subscription is accepted: {router.unavailable}; subscribe again later"
+    return ""
 
 
 def unsubscribe(session: Session, packet: Unsubscribe, connection: Connection) -> None:

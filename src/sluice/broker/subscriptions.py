@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 MAX_ROUTES: Final = 65_536
 MAX_KEPT_NAME: Final = 256
 
+# What a subscription is charged for, against mqtt.max_subscription_bytes: measured on a chain of levels.
+LEVEL_BYTES: Final = 400
+SUBSCRIPTION_BYTES: Final = 400
+
+
+def cost_of_filter(topic_filter: bytes) -> int:
+    """Return the memory that a subscription may take: as if it shared no level with others."""
+    return SUBSCRIPTION_BYTES + len(topic_filter) + LEVEL_BYTES * (topic_filter.count(b"/") + 1)
+
 
 class Subscription:
     """One filter of one session, with the options it was asked for."""
@@ -131,12 +140,13 @@ class Route:
 
 
 class _Node:
-    """One level of the tree of filters. `+` and `#` are children like any other."""
+    """One level of the tree of filters. `+` and `#` are children like any other. Most levels only lead on to
+    others, so the dicts of what ends here are made when they are needed."""
 
     def __init__(self) -> None:
         self.children: dict[bytes, _Node] = {}
-        self.subscriptions: dict[Session, Subscription] = {}
-        self.shares: dict[bytes, Share] = {}
+        self.subscriptions: dict[Session, Subscription] | None = None
+        self.shares: dict[bytes, Share] | None = None
 
     def empty(self) -> bool:
         return not self.children and not self.subscriptions and not self.shares
@@ -173,17 +183,23 @@ class Subscriptions:
             node = child
         session = subscription.session
         if group:
-            share = node.shares.get(group)
+            shares = node.shares
+            if shares is None:
+                shares = node.shares = {}
+            share = shares.get(group)
             if share is None:
                 share = Share(group, topic_filter)
-                node.shares[group] = share
+                shares[group] = share
             before = len(share.members)
             share.put(subscription)
             new = len(share.members) > before
             self.shared_count += 1 if new else 0
         else:
-            new = session not in node.subscriptions
-            node.subscriptions[session] = subscription
+            subscriptions = node.subscriptions
+            if subscriptions is None:
+                subscriptions = node.subscriptions = {}
+            new = session not in subscriptions
+            subscriptions[session] = subscription
         self.count += 1 if new else 0
         self._forget_routes(topic_filter)
         return new
@@ -200,8 +216,9 @@ class Subscriptions:
             path.append(child)
         node = path[-1]
         if group:
-            share = node.shares.get(group)
-            if share is None:
+            shares = node.shares
+            share = shares.get(group) if shares is not None else None
+            if shares is None or share is None:
                 return False
             before = len(share.members)
             share.drop(session)
@@ -209,8 +226,8 @@ class Subscriptions:
                 return False
             self.shared_count -= 1
             if not share.members:
-                del node.shares[group]
-        elif node.subscriptions.pop(session, None) is None:
+                del shares[group]
+        elif node.subscriptions is None or node.subscriptions.pop(session, None) is None:
             return False
         self.count -= 1
         for depth in range(len(levels), 0, -1):
@@ -226,7 +243,7 @@ class Subscriptions:
         node: _Node | None = self._root
         for level in topic_filter.split(b"/"):
             node = node.children.get(level) if node is not None else None
-        return node.shares.get(group) if node is not None else None
+        return node.shares.get(group) if node is not None and node.shares is not None else None
 
     def has_below(self, level: bytes) -> bool:
         """Whether anybody has subscribed to topics whose first level is this one."""
@@ -263,9 +280,11 @@ class Subscriptions:
         route.captures = captures
         by_session: dict[Session, list[Subscription]] = {}
         for node in found:
-            for session, subscription in node.subscriptions.items():
-                by_session.setdefault(session, []).append(subscription)
-            route.shares.extend(node.shares.values())
+            if node.subscriptions is not None:
+                for session, subscription in node.subscriptions.items():
+                    by_session.setdefault(session, []).append(subscription)
+            if node.shares is not None:
+                route.shares.extend(node.shares.values())
         for session, subscriptions in by_session.items():
             route.targets.append(Target(session, subscriptions))
         return route

@@ -17,6 +17,7 @@ from sluice.clock import Clock
 if TYPE_CHECKING:
     from sluice.broker.connection import Connection
 
+TURN_SECONDS: Final = 0.01  # that the work for one connection may take before others are heard
 SPARE_BUFFERS: Final = 256
 SPARE_BYTES: Final = 65_536  # a buffer that has grown beyond this is let go
 
@@ -30,7 +31,7 @@ class Turn:
         self._spare: list[BytesWriter] = []
         self._flush: Callable[[], None] = self.flush
         self._scheduled: bool = False
-        self._resting: list[Connection] = []
+        self._resting: list[Callable[[], None]] = []
         self._resume: Callable[[], None] = self.resume
         self.put_off: Callable[[], None] | None = None  # what somebody has put off to the end of this turn
         self.before_flush: Callable[[], None] | None = None  # what must be done before a turn's output leaves
@@ -44,18 +45,18 @@ class Turn:
         """The time now, however long this turn takes already."""
         return self._clock()
 
-    def go_on_later(self, connection: Connection) -> None:
-        """Let `connection` work off the rest of its input when others have had their turn."""
-        self._resting.append(connection)
+    def go_on_later(self, go_on: Callable[[], None]) -> None:
+        """Call `go_on`, which does one slice of a longer piece of work, when others have had their turn."""
+        self._resting.append(go_on)
         if len(self._resting) == 1:
             self._call_soon(self._resume)
 
     def resume(self) -> None:
-        """One connection goes on. Between any two of them the loop looks for input of all the others."""
-        connection = self._resting.pop(0)
+        """One piece of work goes on. Between any two of them the loop looks for input of everybody."""
+        go_on = self._resting.pop(0)
         if self._resting:
             self._call_soon(self._resume)
-        connection.go_on()
+        go_on()
 
     def touch(self, connection: Connection) -> None:
         """Write to `connection` at the end of the turn."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from sluice.cluster import frames
 from sluice.cluster.frames import FrameBroken, Frames, Goal, frame
 from sluice.cluster.lines import LineTransport
+from sluice.cluster.searching import Seeker
 from sluice.cluster.spread import UNREACHABLE, Lookup, Origin, Spread
 from sluice.cluster.taken import Memory, key_of
 from sluice.queues.once import KEY_BITS
@@ -325,12 +326,48 @@ class BridgeEnd:
         node = self._node
         (number,) = frames.unpack(">I", body)
         goals, at = _read_goals(node, body, 4)
-        gone: list[Goal] = []
-        found: list[bytes] = []
+        seeker = RemoteSeeker(self, number, len(goals))
         for cell, _ in goals:
             here = node.local.get(cell)
             if here is None:
-                gone.append((cell, []))
+                seeker.is_over(cell, True)
             else:
-                found += [frames.write_message(one, node.now()) for one in here.retained(body[at:])]
-        self._say(frames.FOUND, struct.pack(">I", number) + frames.write_goals(gone) + b"".join(found))
+                node.searches.begin(here, body[at:], seeker)
+        seeker.answer_if_over()
+
+    def is_open(self) -> bool:
+        return self._transport is not None
+
+    def answer_lookup(self, number: int, gone: list[Goal], found: list[Publish]) -> None:
+        now = self._node.now()
+        messages = b"".join([frames.write_message(one, now) for one in found])
+        self._say(frames.FOUND, struct.pack(">I", number) + frames.write_goals(gone) + messages)
+
+
+class RemoteSeeker(Seeker):
+    """A lookup of another node: it is answered in one frame, when all of its cells have been searched."""
+
+    def __init__(self, end: BridgeEnd, number: int, cells: int) -> None:
+        self._end = end
+        self._number = number
+        self._left = cells
+        self._gone: list[Goal] = []
+        self._found: list[Publish] = []
+        self._answered = False
+
+    def is_waiting(self) -> bool:
+        return self._end.is_open()
+
+    def found(self, messages: list[Publish]) -> None:
+        self._found += messages
+
+    def is_over(self, cell: int, moved: bool) -> None:
+        if moved:
+            self._gone.append((cell, []))
+        self._left -= 1
+        self.answer_if_over()
+
+    def answer_if_over(self) -> None:
+        if self._left == 0 and not self._answered:
+            self._answered = True
+            self._end.answer_lookup(self._number, self._gone, self._found)

@@ -7,7 +7,7 @@ import secrets
 import zlib
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from sluice.cluster.node import Node
 
 
+LOOKUPS_AT_ONCE: Final = 64  # of one session
+
+
 class Cell:
     """`broker` is the core that the house of this cell is built round."""
 
@@ -60,6 +63,7 @@ class Cell:
         self.asking = 0  # publishes of this cell that wait for others
         self.answered: asyncio.Event | None = None  # set when there are none: somebody waits for it
         self.is_lost = False
+        self.is_closed = False  # nobody is let in to it any more: its tree is not searched
         self.abroad = CellAbroad(node, self)
         broker.has_room_for = self._has
         broker.router.abroad = self.abroad
@@ -188,6 +192,7 @@ class Cell:
             lookup.seen.add(message.topic)
 
     def retained(self, topic_filter: bytes) -> list[Publish]:
+        """Return all messages for a filter at once. Clients are answered by `Searches`."""
         return self.broker.router.retained.matching(topic_filter, self.broker.turn.begin())
 
 
@@ -219,6 +224,11 @@ class CellAbroad(Abroad):
         self._cell = cell
         self._router = cell.broker.router
         self._source = CellSource(cell)
+        self._pending: dict[
+            Session, dict[bytes, Subscription]
+        ] = {}  # whose retained messages are to be looked up
+        self._running: dict[Session, int] = {}  # lookups under way
+        self._is_resuming = False
 
     # ---- queues
 
@@ -408,6 +418,25 @@ class CellAbroad(Abroad):
         self.node.when_known(known, late)
 
     def send_retained(self, subscription: Subscription) -> None:
+        """Look up what is retained for a subscription, in all cells that may have some.
+
+        A session has at most LOOKUPS_AT_ONCE lookups under way; of others only the filter is kept."""
+        pending = self._pending.setdefault(subscription.session, {})
+        pending.pop(subscription.topic_filter, None)
+        pending[subscription.topic_filter] = subscription
+        self._look_up_next(subscription.session)
+
+    def _look_up_next(self, session: Session) -> None:
+        pending = self._pending.get(session)
+        while pending and self._running.get(session, 0) < LOOKUPS_AT_ONCE:
+            subscription = pending.pop(next(iter(pending)))
+            if self._is_wanted(subscription):
+                self._running[session] = self._running.get(session, 0) + 1
+                self._look_up(subscription)
+        if not pending:
+            self._pending.pop(session, None)
+
+    def _look_up(self, subscription: Subscription) -> None:
         topic_filter = subscription.topic_filter
         if topic_filter.startswith(b"$SYS/"):
             cells = [self.cell]
@@ -419,8 +448,23 @@ class CellAbroad(Abroad):
         lookup.left = len(cells)
         lookup.wanted = partial(self._is_wanted, subscription)
         self._cell.lookups.add(lookup)
-        lookup.over = partial(self._cell.lookups.discard, lookup)
+        lookup.over = partial(self._looked_up, subscription.session, lookup)
         self.node.look_up_all(cells, lookup)
+
+    def _looked_up(self, session: Session, lookup: Lookup) -> None:
+        if lookup in self._cell.lookups:
+            self._cell.lookups.discard(lookup)
+            left = self._running.pop(session, 1) - 1
+            if left:
+                self._running[session] = left
+            if session in self._pending and not self._is_resuming:
+                self._is_resuming = True
+                asyncio.get_running_loop().call_soon(self._resume_lookups)
+
+    def _resume_lookups(self) -> None:
+        self._is_resuming = False
+        for session in list(self._pending):
+            self._look_up_next(session)
 
     def _is_wanted(self, subscription: Subscription) -> bool:
         session = subscription.session

@@ -51,6 +51,9 @@ class _Level:
         ] = {}  # how many filters of a cell end here: a subscription and a binding may
         self.shares: dict[bytes, dict[int, int]] = {}
 
+    def is_empty(self) -> bool:
+        return not self.children and not self.cells and not self.shares
+
 
 class Interest:
     def __init__(self, cells: int) -> None:
@@ -82,9 +85,16 @@ class Interest:
 
     def _enter(self, cell: int, name: bytes, count: int) -> None:
         group, topic_filter = split_share(name.removeprefix(BINDING))
-        node = self._root
-        for level in topic_filter.split(b"/"):
-            node = node.children.setdefault(level, _Level())
+        levels = topic_filter.split(b"/")
+        path = [self._root]
+        for level in levels:
+            child = path[-1].children.get(level)
+            if child is None:
+                if count == 0:
+                    return
+                child = path[-1].children[level] = _Level()
+            path.append(child)
+        node = path[-1]
         if group:
             members = node.shares.setdefault(name, {})
             if count:
@@ -93,13 +103,18 @@ class Interest:
                 members.pop(cell, None)
                 if not members:
                     del node.shares[name]
-            return
-        bit = 2 if name.startswith(BINDING) else 1
-        left = node.cells.get(cell, 0) & ~bit | (bit if count else 0)
-        if left:
-            node.cells[cell] = left
         else:
-            node.cells.pop(cell, None)
+            bit = 2 if name.startswith(BINDING) else 1
+            left = node.cells.get(cell, 0) & ~bit | (bit if count else 0)
+            if left:
+                node.cells[cell] = left
+            else:
+                node.cells.pop(cell, None)
+        if count == 0:
+            for depth in range(len(levels), 0, -1):
+                if not path[depth].is_empty():
+                    break
+                del path[depth - 1].children[levels[depth - 1]]
 
     def match(self, topic: bytes) -> Matches:
         found = self._routes.get(topic)

@@ -22,6 +22,7 @@ from sluice.cluster.guest import guest, is_known
 from sluice.cluster.interest import Interest, pick
 from sluice.cluster.lines import LineProtocol, NoOwner
 from sluice.cluster.local_line import join
+from sluice.cluster.searching import Searches, Seeker
 from sluice.cluster.spread import ABANDONED, LONGEST_SWEEP, UNREACHABLE, Lookup, Parked, Spread
 from sluice.cluster.taken import Memory
 from sluice.wire.packets import Publish
@@ -61,6 +62,7 @@ class Node:
         self._blocked: set[int] = set()  # cells with parked publishes: later ones wait behind them
         self._sweeping = False
         self._held: list[Connection] = []
+        self.searches = Searches()
 
     def now(self) -> float:
         return steady_time()
@@ -73,6 +75,7 @@ class Node:
     def opened(self, cell: Cell) -> None:
         """A cell is open here: lines may be opened to it."""
         self.local[cell.number] = cell
+        cell.is_closed = False
         self.interest.replace(cell.number, cell.filters)
         for bridge in self._bridges.values():
             bridge.tell(cell.number, cell.filters, True)
@@ -81,7 +84,9 @@ class Node:
     def closed(self, cell: int) -> None:
         """Nobody is let in to it any more. What it was interested in is so until its next owner says otherwise; what it
         owes is lost (`Cell.lose`) when it can keep nothing more."""
-        self.local.pop(cell, None)
+        closed = self.local.pop(cell, None)
+        if closed is not None:
+            closed.is_closed = True
 
     def peers_changed(self, peers: Iterable[str]) -> None:
         """The ids of all other nodes that live."""
@@ -324,7 +329,7 @@ class Node:
         here = self.local.get(cell)
         bridge = self._bridge_to(cell)
         if here is not None:
-            lookup.add(here.retained(lookup.topic_filter))
+            self.searches.begin(here, lookup.topic_filter, LocalSeeker(self, lookup))
         elif bridge is not None:
             bridge.look_up([cell], lookup)
         else:
@@ -341,6 +346,26 @@ class Node:
         held, self._held = self._held, []
         for connection in held:
             connection.unhold()
+
+
+class LocalSeeker(Seeker):
+    """A lookup of this node that searches one of its own cells."""
+
+    def __init__(self, node: Node, lookup: Lookup) -> None:
+        self._node = node
+        self._lookup = lookup
+
+    def is_waiting(self) -> bool:
+        return self._lookup.wanted is None or self._lookup.wanted()
+
+    def found(self, messages: list[Publish]) -> None:
+        self._lookup.add(messages, 0)
+
+    def is_over(self, cell: int, moved: bool) -> None:
+        if moved:
+            self._node.look_up(cell, self._lookup)
+        else:
+            self._lookup.add([])
 
 
 class Countdown:

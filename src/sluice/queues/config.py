@@ -41,6 +41,9 @@ def _webhook(value: str) -> str:
     return value
 
 
+MAX_BINDING_LEVELS: Final = 512  # as mqtt.max_topic_levels at most: routing descends them one call deep each
+
+
 def _plain_filter(value: str) -> str:
     """A filter for plain topics; the rules of MQTT for wildcards, without its words."""
     levels = value.split("/")
@@ -48,6 +51,8 @@ def _plain_filter(value: str) -> str:
         raise ValueError("must be a topic filter such as sensors/+/temp")
     if levels[0] in ("$queue", "$admin", "$share", "$ECQ"):
         raise ValueError(f"cannot capture {levels[0]}/..., only plain topics")
+    if len(levels) > MAX_BINDING_LEVELS:
+        raise ValueError(f"has {len(levels)} levels, more than the {MAX_BINDING_LEVELS} allowed")
     for nth, level in enumerate(levels):
         if "#" in level and (level != "#" or nth != len(levels) - 1):
             raise ValueError("has a # that does not stand alone in the last level")

@@ -115,9 +115,13 @@ def fault_of_filter(topic_filter: bytes, max_levels: int) -> str:
             if not inner.startswith(SHARE_PREFIX)
             else "a share within a share"
         )
+    count = topic_filter.count(b"/") + 1
+    if count > max_levels:
+        return (
+            f"the topic filter has {count} levels, more than the {max_levels} allowed here "
+            "(mqtt.max_topic_levels)"
+        )
     levels = topic_filter.split(b"/")
-    if len(levels) > max_levels:
-        return f"the topic filter has {len(levels)} levels, more than the {max_levels} allowed here"
     last = len(levels) - 1
     for nth, level in enumerate(levels):
         if b"#" in level and (level != b"#" or nth != last):

@@ -1,0 +1,132 @@
+"""Retained messages for the new subscriptions of one session, in slices.
+
+A session has a sender while retained messages are looked up for it. Each turn of the event loop does at
+most TURN_SECONDS of that work and then serves other connections. Filters of several SUBSCRIBE packets
+that wait are looked up together, in one walk of the tree.
+
+The sender pauses while the client does not read, and while half of what may be queued for the session
+waits for acknowledgements: retained messages wait in the tree, not in memory of their own. Without a
+connection it goes on, because a persistent session keeps what has QoS 1 and 2.
+
+A filter is looked up as of its SUBSCRIBE. What is published later is delivered as a live message and is
+left out here, so no older value follows a newer one. UNSUBSCRIBE and the end of the session cancel it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import i64
+
+from sluice.broker.retained import STEPS, Match, Retained, Walk, Wanted
+from sluice.broker.turn import TURN_SECONDS, Turn
+
+if TYPE_CHECKING:
+    from sluice.broker.session import Session
+
+BATCH_LEVELS: Final = 4096  # of the filters of one walk: they cost memory until it is over
+
+
+class RetainedSender:
+    def __init__(self, session: Session, retained: Retained, turn: Turn) -> None:
+        self._session: Session = session
+        self._retained: Retained = retained
+        self._turn: Turn = turn
+        self._pending: dict[bytes, i64] = {}  # filters, and the change of the tree at their SUBSCRIBE
+        self._active: dict[bytes, Wanted] = {}  # filters of the present walk
+        self._walk: Walk | None = None
+        self._found: list[Match] = []
+        self._sent: int = 0  # of those
+        self._paused: bool = True
+        self._scheduled: bool = False
+
+    def add(self, topic_filter: bytes) -> None:
+        """Look up a filter, from the beginning if it is being looked up already."""
+        self.cancel(topic_filter)
+        self._pending[topic_filter] = self._retained.changes
+
+    def cancel(self, topic_filter: bytes) -> None:
+        self._pending.pop(topic_filter, 0)
+        wanted = self._active.pop(topic_filter, None)
+        if wanted is not None:
+            wanted.cancelled = True
+
+    def start(self) -> None:
+        """Do the first slice of the work that was added, unless earlier work is under way."""
+        if self._paused and not self._scheduled:
+            self._run(self._turn.now)
+
+    def resume(self) -> None:
+        """Go on, in a later turn, if it was the client that had to be waited for."""
+        if self._paused and not self._scheduled and not self._must_wait():
+            self._scheduled = True
+            self._turn.go_on_later(self._go_on)
+
+    def _go_on(self) -> None:
+        self._scheduled = False
+        if self._session.retained_sender is self:  # else the session has ended
+            self._run(self._turn.begin())
+
+    def _run(self, started: float) -> None:
+        self._paused = False
+        session = self._session
+        while not self._must_wait():
+            if self._sent < len(self._found):
+                self._send_next()
+                continue
+            if self._walk is None and not self._begin_walk():
+                session.retained_sender = None
+                return
+            walk = self._walk
+            if walk is not None:
+                self._found.clear()
+                self._sent = 0
+                if walk.advance(STEPS, self._found):
+                    self._walk = None
+            if self._turn.time() - started > TURN_SECONDS:
+                self._scheduled = True
+                self._turn.go_on_later(self._go_on)
+                return
+        self._paused = True
+
+    def _must_wait(self) -> bool:
+        """Return whether the client has to read or acknowledge first. `Session.pump` then calls `resume`."""
+        session = self._session
+        connection = session.connection
+        if connection is None:
+            return False
+        if connection.choked:
+            return True
+        waiting = session.waiting
+        if not waiting:
+            return False
+        limits = session.router.limits
+        return (
+            2 * len(waiting) >= limits.max_queued_messages
+            or 2 * session.held_bytes >= limits.max_queued_bytes
+        )
+
+    def _send_next(self) -> None:
+        match = self._found[self._sent]
+        self._sent += 1
+        message = self._retained.current(match, self._turn.now)
+        subscription = self._session.subscriptions.get(match.wanted.topic_filter)
+        if message is not None and subscription is not None:
+            self._session.router.deliver_retained(subscription, [message])
+
+    def _begin_walk(self) -> bool:
+        """Take filters that wait into a new walk; return whether there were any."""
+        self._active.clear()
+        if not self._pending:
+            return False
+        walk = self._retained.walk()
+        levels = 0
+        for topic_filter, since in self._pending.items():
+            levels += topic_filter.count(b"/") + 1
+            if levels > BATCH_LEVELS and self._active:
+                break
+            self._active[topic_filter] = walk.add(topic_filter, since)
+        for topic_filter in self._active:
+            del self._pending[topic_filter]
+        self._walk = walk
+        return True
