@@ -215,6 +215,7 @@ class Engine:
         due = self.now
         if message.deliver_at > now_ms:
             flags |= DELAYED
+            partition.has_delays = True
             time = message.deliver_at
             due = float(time) / 1000.0
         expires = message.expires
