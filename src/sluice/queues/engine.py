@@ -452,7 +452,7 @@ class Engine:
         queue.deadlines.add(lease)
         consumer = lease.consumer
         if consumer is not None:
-            consumer.settled_at = self.now
+            consumer.active_at = self.now
             if consumer.stalled:
                 settling.sign_of_life(self, lease.cursor.group, consumer.client)
 

@@ -69,7 +69,7 @@ def sign_of_life(engine: Engine, group: Group, client: str) -> None:
     for consumer in group.consumers:
         if consumer.stalled and consumer.client == client:
             consumer.stalled = False
-            consumer.settled_at = engine.now
+            consumer.active_at = engine.now
             engine.rebalance(group)
             return
 
@@ -97,11 +97,20 @@ def finish(engine: Engine, lease: Lease, how: i64) -> None:
         take_back(engine, lease, True)
         if consumer is not None and full:
             engine.feed(consumer)  # one with room had been offered all there was
+    elif how == ACKED:
+        _settled_late(engine, lease)
     cursor.end_out(lease)
     drop_lease(lease)
     cursor.log_settled(seq, how, engine.journal)
     settle_one(engine, cursor, seq, how)
     engine.after_settle(cursor)
+
+
+def _settled_late(engine: Engine, lease: Lease) -> None:
+    """An ack of the last holder counts after the deadline too: the work is done."""
+    for consumer in lease.cursor.group.consumers:
+        if consumer.client == lease.holder:
+            consumer.settled_at = engine.now
 
 
 def let_go(engine: Engine, lease: Lease, alive: bool) -> None:
