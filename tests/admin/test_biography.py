@@ -60,7 +60,7 @@ async def test_a_message_that_waits_behind_one_of_its_key(house: AdminHouse) -> 
     worker = house.worker()
     house.publish(b"1", partition_key="k", message_id="first")
     house.publish(b"2", partition_key="k", message_id="order-7")
-    assert "works on message first" in (await explain(house)).states[0].why
+    assert "consumer w-1 holds message first" in (await explain(house)).states[0].why
     settle(worker, "nack", take(worker)[0], description="no luck")
     why = (await explain(house)).states[0].why
     assert "message first of the same key waits for its retry" in why and "no luck" in why

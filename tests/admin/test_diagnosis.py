@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sluice.admin.views import Diagnosis, Finding, Outgoing
 from tests.admin.conftest import MakeHouse
 from tests.admin.kit import AdminHouse, join, put, settle, take
@@ -130,7 +132,54 @@ async def test_a_consumer_whose_session_lives_and_whose_connection_is_gone(house
     worker.drop()
     house.publish()
     finding = await first(house)
-    assert finding.code == "consumer-away" and "w-1" in finding.what
+    assert finding.code == "consumer-away" and finding.is_fault
+    assert "consumer w-1 is disconnected since" in finding.what
+    assert finding.do == "Start another worker of group w, or w-1 again with the same client id"
+
+
+async def test_deliveries_of_a_killed_worker_are_not_called_work(house: AdminHouse) -> None:
+    worker = house.connect_lasting("w-1", session_expiry=10)
+    join(worker, "$queue/tasks")
+    house.publish()
+    take(worker)
+    idle = house.worker("w-2")
+    worker.drop()
+    house.advance(3)
+    found = await doctor(house)
+    assert (found.healthy, codes(found)) == (True, ["consumer-away"])
+    assert "disconnected since" in found.findings[0].what and "(3 s ago)" in found.findings[0].what
+    assert "its session expires at" in found.findings[0].what and "(in 7 s)" in found.findings[0].what
+    assert found.findings[0].what.endswith("The delivery that it holds returns to the group then")
+    house.advance(8)
+    assert idle.payloads() == [b"x"], "as the finding says"
+
+
+@pytest.mark.parametrize(
+    ("expiry", "said"),
+    [
+        (60, "and its session expires at"),
+        (0xFFFF_FFFF, "and its session does not expire"),
+    ],
+)
+async def test_deliveries_of_a_killed_worker_return_at_their_deadlines_if_its_session_lasts(
+    house: AdminHouse, expiry: int, said: str
+) -> None:
+    worker = house.connect_lasting("w-1", session_expiry=expiry)
+    join(worker, "$queue/tasks")
+    for _ in range(2):
+        house.publish()
+    take(worker)
+    house.worker("w-2")
+    worker.drop()
+    house.publish()
+    house.advance(10)
+    found = await doctor(house)
+    assert (found.healthy, codes(found)) == (True, ["in-work", "consumer-away"])
+    assert "1 message is in work" in found.findings[0].what and "with w-2" in found.findings[0].what
+    assert (
+        said in found.findings[1].what and "return to the group at their deadlines" in found.findings[1].what
+    )
+    assert "(in 20 s)" in found.findings[1].what
 
 
 async def test_a_consumer_that_let_a_deadline_pass(house: AdminHouse) -> None:
@@ -142,26 +191,36 @@ async def test_a_consumer_that_let_a_deadline_pass(house: AdminHouse) -> None:
     assert finding.code == "consumer-stalled" and "w-1 has stalled" in finding.what
 
 
-async def test_a_consumer_that_holds_all_it_may_and_acknowledges_nothing(house: AdminHouse) -> None:
+async def test_a_busy_consumer_within_its_deadlines_is_no_fault(house: AdminHouse) -> None:
     worker = house.worker(prefetch=2)
     for _ in range(5):
         house.publish()
-    assert len(take(worker)) == 2
+    deliveries = take(worker)
+    assert len(deliveries) == 2
     house.advance(10)
-    finding = await first(house)
-    assert finding.code == "prefetch"
-    assert "w-1 holds 2 deliveries" in finding.what and "(10 s ago)" in finding.what
-    assert "$ack" in finding.do
-
-
-async def test_a_busy_consumer_that_settles_what_it_takes_is_no_fault(house: AdminHouse) -> None:
-    worker = house.worker(prefetch=1)
-    for _ in range(3):
-        house.publish()
-    assert not (await doctor(house)).healthy, "so far it may as well have forgotten to settle"
-    settle(worker, "ack", take(worker)[0])
     found = await doctor(house)
-    assert (found.healthy, codes(found)) == (True, ["prefetch"])
+    assert (found.healthy, codes(found)) == (True, ["prefetch"]), "its first jobs are long"
+    finding = found.findings[0]
+    assert "w-1 is busy: it holds 2 deliveries" in finding.what and "(10 s ago)" in finding.what
+    assert "must settle or extend the first by" in finding.what and "(in 20 s)" in finding.what
+    assert "settled nothing yet" in finding.what
+    assert "larger prefetch" not in finding.do
+    assert finding.do.startswith("Wait, or start more workers of group w") and "$ack" in finding.do
+    settle(worker, "ack", deliveries[0])
+    finding = await first(house)
+    assert "it last settled at" in finding.what and "$ack" not in finding.do
+
+
+async def test_a_consumer_that_never_settles_is_a_fault_when_its_deadline_has_passed(
+    house: AdminHouse,
+) -> None:
+    worker = house.worker(prefetch=2)
+    for _ in range(5):
+        house.publish()
+    take(worker)
+    house.advance(31)
+    finding = await first(house)
+    assert finding.code == "consumer-stalled" and finding.is_fault
 
 
 async def test_a_consumer_at_work_on_the_last_message_is_no_fault(house: AdminHouse) -> None:
@@ -172,7 +231,49 @@ async def test_a_consumer_at_work_on_the_last_message_is_no_fault(house: AdminHo
     assert (found.healthy, codes(found)) == (True, ["in-work"])
     house.publish()
     found = await house.ask(house.admin.diagnose("tasks"))
-    assert (found.healthy, codes(found)) == (False, ["prefetch"])
+    assert (found.healthy, codes(found)) == (True, ["prefetch"])
+
+
+async def test_messages_behind_a_busy_key_do_not_wait_for_room(house: AdminHouse) -> None:
+    """The consumer is full as well, but a larger prefetch would change nothing."""
+    worker = house.worker(prefetch=1)
+    for number in range(4):
+        house.publish(b"x", partition_key="ann", message_id=f"a-{number}")
+    take(worker)
+    house.advance(5)
+    found = await doctor(house)
+    assert (found.healthy, codes(found)) == (True, ["key-busy"])
+    finding = found.findings[0]
+    assert finding.what.startswith(
+        "3 messages wait because of the order per key: consumer w-1 holds message a-0 of key 'ann' since "
+    )
+    assert "(5 s ago)" in finding.what and "only one message of a key is delivered at a time" in finding.what
+    assert "more keys" in finding.do and "performance.batch_size=10" in finding.do
+    house.publish(b"x", partition_key="bob")
+    assert "prefetch" in codes(await doctor(house)), "this one waits for room"
+
+
+async def test_a_busy_key_of_a_killed_worker_says_when_it_is_free(house: AdminHouse) -> None:
+    worker = house.connect_lasting("w-1", session_expiry=10)
+    join(worker, "$queue/tasks")
+    for _ in range(2):
+        house.publish(b"x", partition_key="ann")
+    take(worker)
+    house.worker("w-2")
+    worker.drop()
+    finding = await first(house)
+    assert finding.code == "key-busy" and "consumer w-1 is disconnected" in finding.what
+    assert "returns to the group then" in finding.what and "batch_size" not in finding.do
+
+
+async def test_a_delay_beside_a_busy_key_is_no_fault(house: AdminHouse) -> None:
+    worker = house.worker()
+    for _ in range(2):
+        house.publish(b"x", partition_key="ann")
+    take(worker)
+    await house.ask(house.admin.publish("tasks", Outgoing(b"x", delay=60.0)))
+    found = await doctor(house)
+    assert (found.healthy, codes(found)) == (True, ["key-busy", "delayed"])
 
 
 async def test_a_consumer_that_sends_no_pubacks(house: AdminHouse) -> None:
@@ -253,8 +354,8 @@ async def test_a_strict_queue_whose_one_message_is_in_work(make_house: MakeHouse
     take(worker)
     found = await doctor(house)
     assert codes(found) == ["key-busy"] and found.healthy
-    assert "consumer w-1 works on" in found.findings[0].what
-    assert "only one of a strict queue goes out at a time" in found.findings[0].what
+    assert "1 message waits because of strict order: consumer w-1 holds" in found.findings[0].what
+    assert "only one message of the queue is delivered at a time" in found.findings[0].what
     assert "key" not in found.findings[0].what
     house.worker("w-2")
     standby = (await doctor(house)).findings[1]

@@ -618,6 +618,13 @@ class EngineUnderTest:
         self.loop.forget_all()
         self.recovery = self._open()
 
+    def take_snapshot(self) -> None:
+        """Let the store have a snapshot of what is there now."""
+        self.settle_down()
+        self.engine.now = self.loop.now
+        self.runner._snapshot()
+        self.settle_down()
+
     def crash_and_restart(self) -> None:
         """The process dies here and now; another one opens what it left."""
         self.keeper.crash()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest
 
@@ -55,6 +57,28 @@ def test_retention_goes_on_after_a_restart(make: MakeEngine) -> None:
     assert engine.queue().partitions[0].live == 1 and engine.depth() == 0
     engine.advance(seconds=700)
     assert engine.queue().partitions[0].live == 0
+
+
+@pytest.mark.parametrize("publishes", [False, True], ids=["alone", "with-others-behind-it"])
+def test_a_delayed_message_is_retained_from_its_arrival_also_after_a_restart(
+    make: MakeEngine, publishes: bool
+) -> None:
+    engine = make(retention=600.0, partitions=1)
+    engine.group()
+    engine.publish(b"delayed", delay=300)
+    for _ in range(2):
+        engine.advance(seconds=200)
+        engine.take_snapshot()
+        engine.crash_and_restart()
+    worker = engine.worker()
+    if publishes:
+        engine.publish(b"late")
+    assert b"delayed" in worker.ack_all()
+    partition = engine.queue().partitions[0]
+    engine.advance(seconds=190)
+    assert partition.holds(0), "590 s after its arrival"
+    engine.advance(seconds=21)
+    assert not partition.holds(0), "611 s after it"
 
 
 def test_a_group_goes_back_to_a_sequence(make: MakeEngine) -> None:

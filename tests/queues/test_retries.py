@@ -214,6 +214,47 @@ def test_the_total_timeout_counts_from_the_start_for_what_was_tried_before_it(ma
     assert attempts > 10
 
 
+@pytest.mark.parametrize("jump", [0.0, 86_400.0, -86_400.0])
+def test_the_total_timeout_goes_on_after_a_restart(make: MakeEngine, jump: float) -> None:
+    """Time under which the broker was down, and jumps of the clock, do not count."""
+    engine = make(max_retries=1000, total_timeout=100.0)
+    worker = engine.worker()
+    engine.publish(b"job")
+    running = 0.0
+    while running < 40.0:
+        worker.nack(worker.lease(), delay=5.0)
+        engine.advance(seconds=5)
+        running += 5.0
+    worker.nack(worker.lease(), delay=5.0)
+    for _ in range(2):
+        engine.loop.now += jump
+        engine.crash_and_restart()
+        worker = engine.worker()
+        engine.advance(seconds=5.1)
+        worker.nack(worker.lease(), delay=5.0)
+    spent = 40.0 + 2 * 5.1
+    engine.advance(seconds=100.0 - spent - 1.0)
+    assert engine.dead_letters() == []
+    engine.advance(seconds=1.1)
+    assert engine.letters()[0].story["dead-reason"] == "timeout"
+
+
+def test_the_total_timeout_goes_on_after_a_snapshot(make: MakeEngine) -> None:
+    engine = make(max_retries=1000, total_timeout=100.0)
+    worker = engine.worker()
+    engine.publish(b"job")
+    worker.nack(worker.lease())
+    engine.advance(seconds=40)
+    engine.take_snapshot()
+    for _ in range(2):
+        engine.loop.now += 86_400.0
+        engine.crash_and_restart()
+    engine.advance(seconds=59)
+    assert engine.dead_letters() == []
+    engine.advance(seconds=1.1)
+    assert engine.letters()[0].story["dead-reason"] == "timeout"
+
+
 def test_a_retry_does_not_wait_for_a_date_that_the_clock_was_set_back_from(make: MakeEngine) -> None:
     engine = make(max_retries=3)
     worker = engine.worker()

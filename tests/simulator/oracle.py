@@ -43,27 +43,58 @@ class Sent:
         self.frame = 0  # the commit that keeps it
 
 
+STORED_ROUNDING: Final = 0.002  # times are stored in milliseconds, over several restarts
+
+
+class Moment:
+    """A time that is known within bounds."""
+
+    def __init__(self, earliest: float, latest: float) -> None:
+        self.earliest = earliest
+        self.latest = latest
+
+    @property
+    def is_known(self) -> bool:
+        return self.latest > 0.0
+
+
+UNKNOWN_MOMENT: Final = Moment(0.0, 0.0)
+
+
 class Failure:
     """What is known of a message after its n-th failure; `NEVER` stands for none."""
 
     UNKNOWN: Final = -1  # as a count: any number of failures
 
-    def __init__(self, count: int, first_at: float, due_from: float, due_until: float, is_last: bool) -> None:
+    def __init__(
+        self,
+        count: int,
+        first: Moment,
+        due_from: float,
+        due_until: float,
+        is_last: bool,
+        failed_at: float = 0.0,
+    ) -> None:
         self.count = count
-        self.first_at = first_at  # the first delivery of all; 0.0: not known
+        self.first = first  # the first delivery of all, from which the total timeout counts
+        # How much of the total timeout is spent at least, as the note of this failure says.
+        self._spent = failed_at - first.latest
         self.due_from = due_from  # the retry may come from here on,
         self.due_until = due_until  # and its wait ends here at the latest
         self.is_last = is_last  # it must not be delivered again
 
     def after_restart(self, now: float) -> Failure:
-        """Return it as it counts in a process that has just started: the total timeout starts anew."""
-        if self.first_at == 0.0:
+        """Return it as it counts in a process that has just started. The time that is spent of the
+        total timeout was stored with the failure, and perhaps later with a snapshot."""
+        if not self.first.is_known:
             return self
-        return Failure(self.count, now, self.due_from, self.due_until, self.is_last)
+        first = Moment(self.first.earliest - STORED_ROUNDING, now - self._spent + STORED_ROUNDING)
+        failed_at = first.latest + self._spent
+        return Failure(self.count, first, self.due_from, self.due_until, self.is_last, failed_at)
 
 
-NEVER: Final = Failure(0, 0.0, 0.0, 0.0, False)
-ANY: Final = Failure(Failure.UNKNOWN, 0.0, 0.0, float("inf"), False)
+NEVER: Final = Failure(0, UNKNOWN_MOMENT, 0.0, 0.0, False)
+ANY: Final = Failure(Failure.UNKNOWN, UNKNOWN_MOMENT, 0.0, float("inf"), False)
 
 
 class Attempts:
@@ -71,7 +102,7 @@ class Attempts:
 
     def __init__(self) -> None:
         self.possible: list[Failure] = [NEVER]  # its state is one of these
-        self.first_at = 0.0  # its first delivery; valid while a client has it
+        self.first = UNKNOWN_MOMENT  # its first delivery; valid while a client has it
         self._base: list[Failure] = [NEVER]  # the states before those in the log
         self._log: list[tuple[int, Failure]] = []  # frame and failure, oldest first
 
@@ -90,7 +121,7 @@ class Attempts:
     def found(self, failure: Failure, count: int, frame: int) -> None:
         """A delivery tells which of the possible states it is in."""
         if failure.count == Failure.UNKNOWN:
-            self.add(Failure(count, 0.0, 0.0, 0.0, False) if count else NEVER, frame)
+            self.add(Failure(count, UNKNOWN_MOMENT, 0.0, 0.0, False) if count else NEVER, frame)
             return
         self.possible = [failure]
         if not self._log:
@@ -110,7 +141,7 @@ class Attempts:
                 later.append(failure)
         self.possible = self._base = [failure.after_restart(now) for failure in self._base + later]
         self._log = []
-        self.first_at = 0.0
+        self.first = UNKNOWN_MOMENT
 
     def counts(self) -> str:
         return " or ".join(str(failure.count) for failure in self.possible)

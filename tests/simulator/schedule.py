@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from sluice.queues.rules import Rules
-from tests.simulator.oracle import Attempts, Failure, Number, Pair, Sent, Violation
+from tests.simulator.oracle import Attempts, Failure, Moment, Number, Pair, Sent, Violation
 
 ROUNDING_SECONDS: Final = 0.002  # timers and message times are rounded
 EXPIRY_STEP_SECONDS: Final = 1.0  # expiry is counted in whole seconds
@@ -60,16 +60,16 @@ class Schedule:
         for failure in reversed(attempts.possible):
             if failure.count not in (attempt - 1, Failure.UNKNOWN):
                 continue
-            gives_up_at = failure.first_at + rules.total_timeout
+            gives_up_at = failure.first.latest + rules.total_timeout
             if failure.is_last:
                 fault = f"{pair} is delivered again after {failure.count} failures, its last"
             elif now < failure.due_from - ROUNDING_SECONDS:
                 fault = f"{pair} is retried {failure.due_from - now:.3f} s before its time"
-            elif failure.first_at and now >= gives_up_at + ROUNDING_SECONDS:
+            elif failure.first.is_known and now >= gives_up_at + ROUNDING_SECONDS:
                 fault = f"{pair} is retried {now - gives_up_at:.3f} s after its total timeout"
             else:
                 attempts.found(failure, attempt - 1, frame)
-                attempts.first_at = failure.first_at if attempt > 1 else now
+                attempts.first = failure.first if attempt > 1 else Moment(now, now)
                 return
         raise Violation(fault)
 
@@ -95,22 +95,22 @@ class Schedule:
             attempts.forget(frame)
             return
         if was_delivered:
-            first_at = attempts.first_at
+            first = attempts.first
         else:
-            first_at = last.first_at if last.count else now
+            first = last.first if last.count else Moment(now, now)
         count = last.count + 1
         soonest, latest = (delay, delay) if delay >= 0.0 else backoff(rules, count)
         due_from, due_until = now + soonest, now + latest
         is_last = count > rules.max_retries
-        if first_at:
-            gives_up_at = first_at + rules.total_timeout
-            due_from, due_until = min(due_from, gives_up_at), min(due_until, gives_up_at)
-            is_last = is_last or now >= gives_up_at
+        if first.is_known:
+            due_from = min(due_from, first.earliest + rules.total_timeout)
+            due_until = min(due_until, first.latest + rules.total_timeout)
+            is_last = is_last or now >= first.latest + rules.total_timeout
         else:
             due_from = now
         if is_last:
             self.exhausted.add(pair.number)
-        attempts.add(Failure(count, first_at, due_from, due_until, is_last), frame)
+        attempts.add(Failure(count, first, due_from, due_until, is_last, now), frame)
 
     def taken_back(self, number: Number, rules: Rules) -> None:
         """The engine ends a delivery by its deadline: not before it, and not after it."""
@@ -131,7 +131,7 @@ class Schedule:
             is_right = any(failure.is_last for failure in possible)
         elif reason == "timeout":
             is_right = any(
-                failure.count and now >= failure.first_at + rules.total_timeout - ROUNDING_SECONDS
+                failure.count and now >= failure.first.earliest + rules.total_timeout - ROUNDING_SECONDS
                 for failure in possible
             )
         elif reason == "expired":
@@ -177,7 +177,7 @@ class Schedule:
     def must_be_given_up(self, attempts: Attempts, rules: Rules) -> bool:
         """Whether the total timeout of a message that has failed is over."""
         limit = self._clock() - rules.total_timeout - ROUNDING_SECONDS
-        return all(failure.count > 0 and 0.0 < failure.first_at < limit for failure in attempts.possible)
+        return all(failure.count > 0 and 0.0 < failure.first.latest < limit for failure in attempts.possible)
 
     def must_be_expired(self, pair: Pair) -> bool:
         """Whether a message that no client holds must be gone by now."""
@@ -195,7 +195,6 @@ class Retention:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._settled: dict[tuple[int, int], float] = {}  # when it was first seen to be settled
-        self._restarted_at = 0.0
         # Serial, and the frame by which it was gone.
         self._removed: dict[tuple[int, int], tuple[int, int]] = {}
         self.changed: set[str] = set()  # queues that were purged or changed since the last look
@@ -205,11 +204,7 @@ class Retention:
         now = self._clock()
         since = self._settled.setdefault(place, now)
         step = max(self.SHORTEST_STEP, rules.retention / self.STEPS)
-        came_at = sent.sent_at
-        if sent.due and not sent.frame:
-            # The index has the end of its delay and not when it came, so recovery estimates that.
-            came_at = max(came_at, self._restarted_at)
-        late = now - max(since, came_at + rules.retention) - step
+        late = now - max(since, sent.sent_at + rules.retention) - step
         if late > ROUNDING_SECONDS:
             raise Violation(f"message {sent.serial} at {place} is kept {late:.3f} s after its retention")
 
@@ -230,8 +225,7 @@ class Retention:
         self._settled.pop(place, None)
         now = self._clock()
         is_due = now >= sent.sent_at + rules.retention - ROUNDING_SECONDS
-        # Of a message with a delay or a priority, the store does not always know when it came.
-        if is_due or 0 < sent.expires <= now or sent.queue in self.changed or not sent.plain:
+        if is_due or 0 < sent.expires <= now or sent.queue in self.changed:
             return
         early = sent.sent_at + rules.retention - now
         raise Violation(
@@ -250,7 +244,6 @@ class Retention:
         for place, (serial, frame) in self._removed.items():
             if frame <= durable and stored.get(place) == serial:
                 raise Violation(f"message {serial} at {place} was removed for good, and is back")
-        self._restarted_at = self._clock()
         self._removed = {}
         self._settled = {}
         self.changed = set()

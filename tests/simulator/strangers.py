@@ -82,7 +82,7 @@ class Strangers:
     def _has_failed(self, number: Number) -> bool:
         """Whether it has certainly failed in this run, so that no older token is valid."""
         pair = self._oracle.pairs.get(number)
-        if pair is None or not pair.attempts.first_at:
+        if pair is None or not pair.attempts.first.is_known:
             return False
         return len(pair.attempts.possible) == 1 and pair.attempts.possible[0].count not in (
             0,

@@ -5,11 +5,16 @@ Long runs: scripts/simulate --steps 1000000 --seed 1
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, Final
+
 import pytest
 
+from sluice.message import Message
 from sluice.queues.delivery import Lease
-from sluice.queues.rules import PER_KEY, STRICT
-from tests.simulator.oracle import Violation
+from sluice.queues.journal import PURGED
+from sluice.queues.rules import PER_KEY, REJECT, STRICT
+from tests.simulator.oracle import Number, Violation
 from tests.simulator.strangers import STRANGER
 from tests.simulator.world import World, run
 
@@ -43,82 +48,172 @@ def test_what_was_found_stays_mended(seed: int, steps: int) -> None:
     run(seed, steps)
 
 
-def test_the_judge_notices_a_message_that_vanishes() -> None:
-    """Whoever watches must be able to see: take something away behind the engine's back."""
-    world = World(2, overflow=0, message_ttl=0.0)
-    while world.steps < 150 or not world.oracle.pairs:
-        world.step()
-    pair = next(iter(world.oracle.pairs.values()))
-    partition = world.engine.partitions[pair.place[0]]
-    world.oracle.in_hands.clear()
-    while world.engine.groups[pair.gid].cursors[partition.number].leases.get(pair.place[1]) is not None:
-        world.step()
-    world.engine.remove_for_all(partition, pair.place[1], 3)
+# ---- the judge itself: each test plants one fault in a world in which nothing happens by chance
+
+PLAIN: Final = {
+    "partitions": 1,
+    "ordering": PER_KEY,
+    "batch_size": 1,
+    "max_retries": 1000,
+    "initial_backoff": 5.0,
+    "total_timeout": 10_800.0,
+    "jitter": 0.0,
+    "delivery_timeout": 30.0,
+    "max_depth": 100_000,
+    "overflow": REJECT,
+    "message_ttl": 0.0,
+    "expired_to_dlq": False,
+    "retention": 0.0,
+    "dlq_enabled": True,
+    "dedup_window": 120.0,
+    "compress": False,
+    "sync": True,
+    "rebalance_after": 1.0,
+}
+
+
+@pytest.fixture(params=[1, 2, 3])
+def plain_world(request: pytest.FixtureRequest) -> Callable[..., World]:
+    """Make a world with one message in queue one and one group; with different seeds, which must not matter."""
+
+    def make(**settings: Any) -> World:
+        world = World(request.param, **{**PLAIN, **settings})
+        world.engine.now = world.loop.now
+        world.make_group(world.engine.ensure("one"), "red", None)
+        publish(world)
+        return world
+
+    return make
+
+
+def publish(world: World) -> None:
+    world.serial += 1
+    world.send("one", Message(b"%d:x" % world.serial, b"", b"a", b""))
+    end_turn(world)
+
+
+def end_turn(world: World) -> None:
+    world.engine.now = world.loop.now
+    world.runner.end_turn()
+    world._run_all()
+    world.is_armed = True
+    world.judge_turn()
+
+
+def let_time_pass(world: World, seconds: int) -> None:
+    for _ in range(seconds):
+        world.let_pass(1.0)
+        end_turn(world)
+
+
+def deliver(world: World) -> Lease:
+    """Let a client come and take the message."""
+    queue = world.engine.queues["one"]
+    hand = world.add_hand(queue, queue.groups["red"], 3)
+    end_turn(world)
+    (held,) = hand.holds.values()
+    return held.lease
+
+
+def number_of(lease: Lease) -> Number:
+    return (int(lease.cursor.group.gid), int(lease.cursor.partition.pid), int(lease.seq))
+
+
+def fail(world: World, lease: Lease, delay: float) -> None:
+    """Let the client nack the message."""
+    number = number_of(lease)
+    (hand,) = world.hands
+    del hand.holds[number]
+    world.engine.nack(lease, delay, "")
+    world.failed(number, delay)
+    world.put_down(number)
+
+
+PlainWorld = Callable[..., World]
+
+
+def test_the_judge_finds_nothing_where_no_fault_is_planted(plain_world: PlainWorld) -> None:
+    world = plain_world(total_timeout=300.0, max_retries=1000)
+    deliver(world)
+    let_time_pass(world, 100)
+    world.restart()
+    let_time_pass(world, 250)
+    assert not world.oracle.pairs, "dead after its total timeout"
+
+
+def test_the_judge_notices_a_message_that_vanishes(plain_world: PlainWorld) -> None:
+    world = plain_world()
+    (pair,) = world.oracle.pairs.values()
+    world.engine.remove_for_all(world.engine.partitions[pair.place[0]], pair.place[1], PURGED)
     with pytest.raises(Violation, match="without a reason"):
         world.check()
 
 
-def world_with_a_delivery() -> tuple[World, Lease]:
-    """Return a world in which a client holds a message and the engine's timers are set."""
-    world = World(3, overflow=0, message_ttl=0.0, retention=0.0, max_retries=10, total_timeout=10_800.0)
-    while world.steps < 150 or not any(hand.holds for hand in world.hands):
-        world.step()
-    world.runner.end_turn()
-    world.is_armed = True
-    held = next(one for hand in world.hands for one in hand.holds.values())
-    return world, held.lease
-
-
-def let_time_pass(world: World) -> None:
-    for _ in range(30):
-        world.pass_time()
-        world.runner.end_turn()
-        world._run_all()
-        world.judge_turn()
-
-
 @pytest.mark.parametrize("seconds", [-3.0, 3.0])
-def test_the_judge_notices_a_deadline_that_is_not_kept(seconds: float) -> None:
-    world, lease = world_with_a_delivery()
-    queue = lease.cursor.group.queue
+def test_the_judge_notices_a_deadline_that_is_not_kept(plain_world: PlainWorld, seconds: float) -> None:
+    world = plain_world()
+    lease = deliver(world)
     lease.deadline += seconds
-    world.engine.timers.watch(queue, lease.deadline)
+    world.engine.timers.watch(lease.cursor.group.queue, lease.deadline)
     world.runner.end_turn()
     with pytest.raises(Violation, match="before its deadline" if seconds < 0 else "after its deadline"):
-        let_time_pass(world)
+        let_time_pass(world, 60)
 
 
-def test_the_judge_counts_attempts() -> None:
-    world, lease = world_with_a_delivery()
+def test_the_judge_counts_attempts(plain_world: PlainWorld) -> None:
+    world = plain_world()
+    lease = deliver(world)
     lease.failures += 1
+    fail(world, lease, 0.0)
     with pytest.raises(Violation, match="may have failed"):
-        let_time_pass(world)
+        end_turn(world)
 
 
 @pytest.mark.parametrize("seconds", [-2.0, 60.0])
-def test_the_judge_notices_a_retry_that_does_not_come_at_its_time(seconds: float) -> None:
-    world, lease = world_with_a_delivery()
-    number = (int(lease.cursor.group.gid), int(lease.cursor.partition.pid), int(lease.seq))
-    hand = next(hand for hand in world.hands if number in hand.holds)
-    del hand.holds[number]
-    world.engine.nack(lease, 3.0, "")
-    world.failed(number, 3.0)
-    world.put_down(number)
-    hand.prefetch = 1000
+def test_the_judge_notices_a_retry_that_does_not_come_at_its_time(
+    plain_world: PlainWorld, seconds: float
+) -> None:
+    world = plain_world()
+    lease = deliver(world)
+    fail(world, lease, 3.0)
     lease.due += seconds
     world.engine.timers.wait_for_retry(lease, lease.due)
     world.runner.end_turn()
     with pytest.raises(Violation, match="before its time" if seconds < 0 else "still waits for its retry"):
-        let_time_pass(world)
+        let_time_pass(world, 60)
 
 
-def test_the_judge_notices_a_stranger_who_may_settle() -> None:
-    world, lease = world_with_a_delivery()
-    lease.holder = STRANGER
+def test_the_judge_notices_a_total_timeout_that_is_not_kept(plain_world: PlainWorld) -> None:
+    world = plain_world(total_timeout=60.0)
+    lease = deliver(world)
+    lease.first_at += 100.0
+    fail(world, lease, 1.0)
+    world.leave()
+    with pytest.raises(Violation, match="is past its total timeout"):
+        let_time_pass(world, 200)
+
+
+def test_the_judge_notices_a_total_timeout_that_starts_anew_with_the_process(plain_world: PlainWorld) -> None:
+    world = plain_world(total_timeout=60.0)
+    lease = deliver(world)
+    let_time_pass(world, 20)
+    fail(world, lease, 1.0)
+    end_turn(world)
+    world.restart()
+    (lease,) = (one for group in world.engine.groups.values() for one in group.cursors[0].leases.values())
+    assert lease.spent_before == pytest.approx(20.0, abs=0.1)
+    lease.spent_before = 0.0
+    with pytest.raises(Violation, match="is past its total timeout"):
+        let_time_pass(world, 200)
+
+
+def test_the_judge_notices_a_stranger_who_may_settle(plain_world: PlainWorld) -> None:
+    world = plain_world()
+    deliver(world).holder = STRANGER
     with pytest.raises(Violation, match="does not hold it may settle it"):
         try_strangers(world)
 
 
 def try_strangers(world: World) -> None:
-    for _ in range(300):
+    while world.strangers.attempts < 10:
         world.strangers.try_one(world.engine, world.old)

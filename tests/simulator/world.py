@@ -39,9 +39,8 @@ class World(Judge):
     def publish(self) -> None:
         chance = self.chance
         name = chance.choice(("one", "one", "two"))
-        existing = self.engine.queues.get(name)
-        if existing is None:
-            existing = self.engine.ensure(name)
+        if name not in self.engine.queues:
+            self.engine.ensure(name)
             self._say(f"queue {name} comes into being")
         self.serial += 1
         key = chance.choice(KEYS)
@@ -55,6 +54,12 @@ class World(Judge):
             message.deliver_at = int((self.loop.now + chance.choice((0.5, 10.0, 100.0))) * 1000)
         if chance.random() < 0.1:
             message.expires = int(self.loop.now + chance.choice((2, 20, 200)))
+        self.send(name, message)
+
+    def send(self, name: str, message: Message) -> None:
+        """Publish a message, whose payload begins with the latest serial."""
+        existing = self.engine.queues[name]
+        key, own_id = message.key, message.id
         rules = existing.rules
         plain = not message.priority and message.deliver_at <= int(self.loop.now * 1000)
         lane = b"*" if rules.ordering == STRICT else key
@@ -230,10 +235,14 @@ class World(Judge):
         group = self._group(queue, self.chance.choice(GROUPS[: 1 + self.seed % 3]))
         self.clients += 1
         priority = self.chance.choice((0, 0, 0, 0, 1))
-        hand = Hand(self, f"c{self.clients}", self.chance.choice((1, 3, 20)), priority)
+        self.add_hand(queue, group, self.chance.choice((1, 3, 20)), priority)
+
+    def add_hand(self, queue: Queue, group: Group, prefetch: int, priority: int = 0) -> Hand:
+        hand = Hand(self, f"c{self.clients}", prefetch, priority)
         self.hands.append(hand)
         self.engine.join(queue, group, hand)
-        self._say(f"{hand} joins {group.name} of {name}")
+        self._say(f"{hand} joins {group.name} of {queue.name}")
+        return hand
 
     def _group(self, queue: Queue, name: str) -> Group:
         known = queue.groups.get(name)
@@ -245,6 +254,9 @@ class World(Judge):
             floors = [int(partition.next) for partition in queue.partitions]
         elif kind == "middle":
             floors = [self.chance.randrange(int(partition.next) + 3) for partition in queue.partitions]
+        return self.make_group(queue, name, floors)
+
+    def make_group(self, queue: Queue, name: str, floors: list[int] | None) -> Group:
         waiting = self._waiting_for_anyone(queue)
         group = self.engine.group(queue, name, floors)
         self.group_frames[int(group.gid)] = (self.oracle.frame, "made")
@@ -463,7 +475,9 @@ class World(Judge):
     # ---- time, and the end of it
 
     def pass_time(self) -> None:
-        seconds = self.chance.choice((0.01, 0.1, 1.0, 1.0, 5.0, 30.0, 400.0))
+        self.let_pass(self.chance.choice((0.01, 0.1, 1.0, 1.0, 5.0, 30.0, 400.0)))
+
+    def let_pass(self, seconds: float) -> None:
         until = self.loop.now + seconds
         self.schedule.exact_from = self.loop.now if self.is_armed else 0.0
         while True:

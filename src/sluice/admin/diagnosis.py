@@ -41,7 +41,10 @@ async def diagnose(hands: Hands, register: Register, name: str, group: str) -> D
     dead = await _dead_letters(hands, queue, group)
     if dead is not None:
         _place(findings, dead)
-    if all(finding.code in ("standby", "dead-letters") and not finding.is_fault for finding in findings):
+    quiet = ["standby", "dead-letters"]
+    if any(int(cursor.waiting()) for one in queue.groups.values() for cursor in one.cursors):
+        quiet.append("consumer-away")  # of some consumer while others work
+    if all(finding.code in quiet and not finding.is_fault for finding in findings):
         findings.insert(0, _flows(queue, figures))
     return Diagnosis(name, not any(finding.is_fault for finding in findings), findings)
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
 from sluice.admin import words
 from sluice.admin.hands import Hands
-from sluice.admin.obstacles import behind, blocker_of, lease_name, obstacle_of, oldest_of
+from sluice.admin.obstacles import behind, blocker_of, lease_name, obstacle_of
 from sluice.admin.views import Finding
 from sluice.queues.cursor import Cursor
-from sluice.queues.delivery import LEASED, WAITING, Lease
+from sluice.queues.delivery import LEASED, READY, WAITING, Lease
 from sluice.queues.group import Group
 from sluice.queues.ports import Consumer
 from sluice.queues.rules import ANY_ORDER, STRICT
+
+MOST_EXAMINED: Final = 1000  # waiting messages of a partition that a diagnosis looks at
 
 
 def lag_of(group: Group) -> int:
@@ -39,7 +45,7 @@ def _obstacles(hands: Hands, group: Group) -> list[Finding]:
     serving = [consumer for consumer in group.consumers if consumer.cursors]
     waiting = sum(int(cursor.waiting()) for cursor in group.cursors)
     out = int(group.out())
-    standby = _standby(group, serving)
+    standby = [*_disconnected(group, serving, now), *_standby(group, serving)]
     held = _held_back(hands, group, waiting, out, now)
     stuck = [one for one in (obstacle_of(consumer, now) for consumer in serving) if one is not None]
     if stuck and all(one.code in ("consumer-away", "consumer-stalled") for one in stuck):
@@ -47,17 +53,19 @@ def _obstacles(hands: Hands, group: Group) -> list[Finding]:
             return [*stuck, *held, *standby]
     if held and held[0].code != "key-busy":
         # Even a consumer with all the room of the world would get nothing.
-        return (
-            [*held, *stuck, *standby] if waiting or not out else [_in_work(group, out, now), *held, *standby]
-        )
+        return [*held, *stuck, *standby] if waiting or not out else [*_in_work(group, now), *held, *standby]
     if out == lag_of(group) and all(one.code in ("prefetch", "window-full") for one in stuck):
-        return [_in_work(group, out, now), *standby]  # whoever has no room needs none
+        return [*_in_work(group, now), *standby]  # whoever has no room needs none
+    busy_keys = _busy_keys(group, now) if waiting and out else []
+    if busy_keys:
+        # More room or more consumers would change nothing.
+        return [*busy_keys, *(one for one in held if one.code != "key-busy"), *standby]
     if stuck and not _moves(serving, now):
         return [*stuck, *held, *standby]
     if held:
         return [*held, *standby]
     if waiting == 0 and out:
-        return [_in_work(group, out, now), *standby]
+        return [*_in_work(group, now), *standby]
     return standby
 
 
@@ -141,7 +149,7 @@ def _held_back(hands: Hands, group: Group, waiting: int, out: int, now: float) -
                 f"{words.messages(delayed, 'waits', 'wait')} for a delay that the publisher asked for; "
                 f"{'it' if delayed == 1 else 'the first'} is over at {words.moment(due, now)}",
                 words.peek(queue.name, group.name),
-                is_fault=bool(found),
+                is_fault=any(one.is_fault for one in found),
             )
         )
     return found
@@ -184,27 +192,91 @@ def _parked(group: Group, now: float) -> list[Finding]:
     return [behind(min(held, key=lambda lease: lease.last_at), now)] if held else []
 
 
+def _busy_keys(group: Group, now: float) -> list[Finding]:
+    """Return the reason why none of the waiting messages can go to any consumer: their keys are all with
+    consumers. Empty when some message could go. The consumers need not have looked at the messages yet."""
+    most = int(group.queue.rules.batch_size)
+    waiting = 0
+    blockers: list[Lease] = []
+    for cursor in group.cursors:
+        out: dict[int, list[Lease]] = {}
+        for lease in cursor.leases.values():
+            if lease.state != READY and lease.key:
+                out.setdefault(int(lease.key), []).append(lease)
+        keys: set[int] = set()
+        for seq in islice(_undelivered(cursor), MOST_EXAMINED):
+            key = int(cursor.key_of(seq))
+            if not key or len(out.get(key, ())) < most:
+                return []
+            keys.add(key)
+            waiting += 1
+        blockers += (min(out[key], key=lambda lease: lease.seq) for key in keys)
+    held = [lease for lease in blockers if lease.state == LEASED]
+    if not held or len(held) < len(blockers):
+        return []  # a message that waits for its retry is a reason of its own
+    return [behind(min(held, key=lambda lease: lease.last_at), now, waiting, len(held))]
+
+
+def _undelivered(cursor: Cursor) -> Iterator[int]:
+    """Yield the sequences that no consumer has and that need not wait for a date."""
+    partition = cursor.partition
+    seq = int(partition.first_live(cursor.floor))
+    while seq < partition.committed:
+        lease = cursor.leases.get(seq)
+        if (
+            (lease is None or lease.state == READY)
+            and seq not in partition.delayed
+            and not cursor.settled(seq)
+            and partition.is_for(seq, cursor.group.gid)
+        ):
+            yield seq
+        seq = int(partition.first_live(seq + 1))
+
+
 # ---- consumers
 
 
-def _in_work(group: Group, out: int, now: float) -> Finding:
-    oldest = min(
-        (lease for lease in (oldest_of(consumer) for consumer in group.consumers) if lease is not None),
-        key=lambda lease: lease.last_at,
-    )
-    return Finding(
-        "in-work",
-        f"nothing waits: {words.messages(out, 'is', 'are')} in work, "
-        f"{lease_name(oldest) if out == 1 else f'the oldest ({lease_name(oldest)})'} with {oldest.holder} since "
-        f"{words.moment(oldest.last_at, now)}",
-        words.consumers(group.queue.name),
-        is_fault=False,
-    )
+def _in_work(group: Group, now: float) -> list[Finding]:
+    """Return what connected consumers work on; the deliveries of others are not worked on."""
+    leases = [
+        lease
+        for cursor in group.cursors
+        for lease in cursor.leases.values()
+        if lease.state == LEASED and (lease.consumer is None or not lease.consumer.paused)
+    ]
+    if not leases:
+        return []
+    oldest = min(leases, key=lambda lease: lease.last_at)
+    count = len(leases)
+    return [
+        Finding(
+            "in-work",
+            f"nothing waits: {words.messages(count, 'is', 'are')} in work, "
+            f"{lease_name(oldest) if count == 1 else f'the oldest ({lease_name(oldest)})'} with {oldest.holder} "
+            f"since {words.moment(oldest.last_at, now)}",
+            words.consumers(group.queue.name),
+            is_fault=False,
+        )
+    ]
+
+
+def _disconnected(group: Group, serving: list[Consumer], now: float) -> list[Finding]:
+    """Return the disconnected consumers whose deliveries the others get later: no fault of the group."""
+    found = [
+        obstacle_of(consumer, now)
+        for consumer in group.consumers
+        if consumer.paused and consumer.held and consumer not in serving
+    ]
+    return [Finding(one.code, one.what, one.do, is_fault=False) for one in found if one is not None]
 
 
 def _standby(group: Group, serving: list[Consumer]) -> list[Finding]:
     """Consumers that get nothing because others have all partitions: worth knowing for whoever watches one of them."""
-    idle = [consumer for consumer in group.consumers if not consumer.cursors and consumer.prefetch > 0]
+    idle = [
+        consumer
+        for consumer in group.consumers
+        if not consumer.cursors and consumer.prefetch > 0 and not (consumer.paused and consumer.held)
+    ]
     if not idle:
         return []
     names = ", ".join(consumer.client for consumer in idle[:5]) + (" ..." if len(idle) > 5 else "")
@@ -234,7 +306,7 @@ def _standby(group: Group, serving: list[Consumer]) -> list[Finding]:
         ]
     if not able:
         gone = idle[0]
-        state = "is away" if gone.paused else "has stalled"
+        state = "is disconnected" if gone.paused else "has stalled"
         return [
             Finding(
                 "standby",

@@ -3,14 +3,16 @@ both ask, the one for a message and the other for a group."""
 
 from __future__ import annotations
 
+from math import inf
+
 from sluice.admin import words
 from sluice.admin.messages import name_of
 from sluice.admin.views import Finding
 from sluice.broker.queue_consumer import QueueConsumer
+from sluice.broker.registry import NEVER
 from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import LEASED, READY, Lease
 from sluice.queues.group import Group
-from sluice.queues.journal import ACKED
 from sluice.queues.ports import Consumer
 from sluice.queues.rules import STRICT
 
@@ -22,16 +24,13 @@ def obstacle_of(consumer: Consumer, now: float) -> Finding | None:
     queue = group.queue if group is not None else None
     timeout = queue.rules.delivery_timeout if queue is not None else 0.0
     if consumer.paused:
-        return Finding(
-            "consumer-away",
-            f"consumer {name} is away: its session lives and its connection is gone",
-            f"Start {name} again; what it holds goes to others when the deadline of {words.span(timeout)} has passed",
-        )
+        return Finding("consumer-away", disconnection(consumer, now), _bring_back(consumer))
     if consumer.stalled:
+        seen_at = max(consumer.settled_at, consumer.active_at)
         return Finding(
             "consumer-stalled",
-            f"consumer {name} has stalled: it let a deadline pass and has settled nothing since "
-            f"{words.moment(consumer.settled_at, now)}",
+            f"consumer {name} has stalled: it let a deadline pass and has settled or extended nothing since "
+            f"{words.moment(seen_at, now)}",
             f"Look at {name}: it hangs, or needs more than {words.span(timeout)} for a message. Restart it, have it"
             " extend its deliveries, or raise performance.delivery_timeout",
         )
@@ -39,18 +38,65 @@ def obstacle_of(consumer: Consumer, now: float) -> Finding | None:
     if slow is not None:
         return slow
     if consumer.held >= consumer.prefetch:
-        oldest = oldest_of(consumer)
-        since = f", the oldest since {words.moment(oldest.last_at, now)}" if oldest is not None else ""
-        return Finding(
-            "prefetch",
-            f"consumer {name} holds {words.count_of(int(consumer.held), 'delivery', 'deliveries')}, as many as its "
-            f"prefetch allows{since}; it last "
-            f"settled or joined {words.moment(consumer.settled_at, now)}",
-            f"Let {name} settle what it holds ($ack), or subscribe with a larger prefetch",
-            # A busy worker looks like one that forgets to settle, but for this: its group has acknowledged something.
-            is_fault=group is None or not any(int(cursor.counts[ACKED]) for cursor in group.cursors),
-        )
+        return _busy(consumer, now)
     return None
+
+
+def _busy(consumer: Consumer, now: float) -> Finding:
+    """A consumer holds as many deliveries as it asked for. All of them are within their deadlines:
+    otherwise it would have stalled."""
+    name = consumer.client
+    leases = leases_of(consumer)
+    dates = ""
+    if leases:
+        oldest = min(leases, key=lambda lease: lease.last_at)
+        deadline = min(lease.deadline for lease in leases)
+        dates = (
+            f", the oldest since {words.moment(oldest.last_at, now)}. It must settle or extend the first by "
+            f"{words.moment(deadline, now)}"
+        )
+    group = f" of group {consumer.group.name}" if consumer.group is not None else ""
+    settled = f"it last settled at {words.moment(consumer.settled_at, now)}" if consumer.settled_at else ""
+    forgets = f". If {name} is done with what it holds, let it settle that ($ack)"
+    return Finding(
+        "prefetch",
+        f"consumer {name} is busy: it holds {words.count_of(int(consumer.held), 'delivery', 'deliveries')}, "
+        f"as many as its prefetch allows{dates}; {settled or 'it has settled nothing yet'}",
+        f"Wait, or start more workers{group}{'' if settled else forgets}",
+        is_fault=False,
+    )
+
+
+def disconnection(consumer: Consumer, now: float) -> str:
+    """Say since when a consumer is disconnected, when its session expires, and when what it holds returns."""
+    said = f"consumer {consumer.client} is disconnected"
+    expires_at = inf
+    if isinstance(consumer, QueueConsumer):
+        session = consumer.session
+        if session.gone_at:
+            said += f" since {words.moment(session.gone_at, now)}"
+        if session.expiry != NEVER:
+            expires_at = session.gone_at + session.expiry
+            said += f", and its session expires at {words.moment(expires_at, now)}"
+        else:
+            said += ", and its session does not expire"
+    leases = leases_of(consumer)
+    if not leases:
+        return said
+    held = "The delivery that it holds returns" if len(leases) == 1 else ""
+    held = held or f"The {len(leases):,} deliveries that it holds return"
+    first = min(lease.deadline for lease in leases)
+    if expires_at <= first:
+        return f"{said}. {held} to the group then"
+    if len(leases) == 1:
+        return f"{said}. {held} to the group at its deadline, {words.moment(first, now)}"
+    latest = ", and all of them when the session expires" if expires_at < inf else ""
+    return f"{said}. {held} to the group at their deadlines, the first at {words.moment(first, now)}{latest}"
+
+
+def _bring_back(consumer: Consumer) -> str:
+    group = f" of group {consumer.group.name}" if consumer.group is not None else ""
+    return f"Start another worker{group}, or {consumer.client} again with the same client id"
 
 
 def _slow_line(consumer: Consumer) -> Finding | None:
@@ -75,15 +121,15 @@ def _slow_line(consumer: Consumer) -> Finding | None:
     return None
 
 
-def oldest_of(consumer: Consumer) -> Lease | None:
-    """What it has held the longest."""
-    oldest: Lease | None = None
-    for cursor in consumer.group.cursors if consumer.group is not None else []:
-        if cursor.out:
-            for lease in cursor.leases.values():
-                if lease.consumer is consumer and (oldest is None or lease.last_at < oldest.last_at):
-                    oldest = lease
-    return oldest
+def leases_of(consumer: Consumer) -> list[Lease]:
+    """Return the deliveries that a consumer holds."""
+    return [
+        lease
+        for cursor in (consumer.group.cursors if consumer.group is not None else [])
+        if cursor.out
+        for lease in cursor.leases.values()
+        if lease.consumer is consumer
+    ]
 
 
 def blocker_of(cursor: Cursor, key: object) -> Lease | None:
@@ -95,23 +141,17 @@ def blocker_of(cursor: Cursor, key: object) -> Lease | None:
     return found
 
 
-def behind(blocker: Lease, now: float) -> Finding:
-    """A message cannot go because an earlier one of its key is not done; in strict order, an earlier one at all."""
+def behind(blocker: Lease, now: float, waiting: int = 0, keys: int = 1) -> Finding:
+    """A message cannot go because an earlier one of its key is not done; in strict order, an earlier one at all.
+
+    `waiting` is how many messages wait in this way, behind messages of how many `keys`.
+    """
     group: Group = blocker.cursor.group
     queue = group.queue
     is_strict = queue.rules.ordering == STRICT
     name = f"{lease_name(blocker)}{'' if is_strict else ' of the same key'}"
     if blocker.state == LEASED:
-        most = int(queue.rules.batch_size)
-        return Finding(
-            "key-busy",
-            f"consumer {blocker.holder} works on message {name} since {words.moment(blocker.last_at, now)}, and only "
-            f"{'one' if most == 1 else most} {'of a strict queue' if is_strict else 'of a key'} "
-            f"{'goes' if most == 1 else 'go'} out at a time",
-            "Let it settle that one, or allow more with "
-            + words.configure(queue.name, "performance.batch_size", str(10 * most)),
-            is_fault=False,
-        )
+        return _key_is_busy(blocker, now, waiting, keys)
     last = f"; it failed with: {blocker.description}" if blocker.description else ""
     return Finding(
         "key-blocked",
@@ -119,6 +159,39 @@ def behind(blocker: Lease, now: float) -> Finding:
         f"{last}",
         f"{words.explain(lease_name(blocker), queue.name)} tells why it fails. What may overtake is a matter of "
         "ordering: none does not wait",
+    )
+
+
+def _key_is_busy(blocker: Lease, now: float, waiting: int, keys: int) -> Finding:
+    """The message before it is with a consumer."""
+    queue = blocker.cursor.group.queue
+    most = int(queue.rules.batch_size)
+    is_strict = queue.rules.ordering == STRICT
+    order = "strict order" if is_strict else "the order per key"
+    waits = words.messages(waiting, "waits", "wait") if waiting else "it waits"
+    message = blocker.message
+    key = f" of key {message.key.decode('utf-8', 'replace')!r}" if message is not None and message.key else ""
+    others = f" ({keys:,} keys are busy, this one the longest)" if keys > 1 else ""
+    limit = "only one message" if most == 1 else f"only {most} messages"
+    scope = "of the queue" if is_strict else "of a key"
+    what = (
+        f"{waits} because of {order}: consumer {blocker.holder} holds message {lease_name(blocker)}{'' if is_strict else key} since "
+        f"{words.moment(blocker.last_at, now)}{others}, and {limit} {scope} {'is' if most == 1 else 'are'} "
+        "delivered at a time"
+    )
+    consumer = blocker.consumer
+    if consumer is not None and consumer.paused:
+        return Finding(
+            "key-busy", f"{what}; {disconnection(consumer, now)}", _bring_back(consumer), is_fault=False
+        )
+    more = words.configure(queue.name, "performance.batch_size", str(10 * most))
+    spread = "use a queue with ordering partition" if is_strict else "use more keys"
+    return Finding(
+        "key-busy",
+        what,
+        f"Make the jobs shorter, {spread}, or allow more at a time, where a retry may come after later "
+        f"messages: `{more}`",
+        is_fault=False,
     )
 
 

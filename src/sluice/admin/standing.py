@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from sluice.admin import words
 from sluice.admin.hands import Place
 from sluice.admin.messages import is_delayed
-from sluice.admin.obstacles import behind, blocker_of, obstacle_of
+from sluice.admin.obstacles import behind, blocker_of, disconnection, obstacle_of
 from sluice.admin.views import GroupState
 from sluice.message import Message, decode_headers
 from sluice.queues.cursor import Cursor
@@ -89,6 +89,8 @@ def _alive(cursor: Cursor, seq: int, message: Message, now: float) -> GroupState
             f"consumer {lease.holder} has it since {words.moment(lease.last_at, now)} and must settle or extend it by "
             f"{words.moment(lease.deadline, now)}"
         )
+        if lease.consumer is not None and lease.consumer.paused:
+            why += f"; {disconnection(lease.consumer, now)}"
         return _state(group, "delivered", why, lease=lease)
     failed = f"it has failed {words.count_of(int(lease.failures), 'time')}"
     if lease.description:

@@ -35,7 +35,7 @@ class ConsumerView:
     connected: bool  # False: its session lives and its connection is gone
     stalled: bool  # it let a deadline pass and has not been heard of since
     slow: bool  # it reads more slowly than it is written to
-    settled_at: float  # when it last settled or joined
+    settled_at: float  # when it last settled a delivery; 0.0: never
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,7 @@ def _state(row: Mapping[str, Any]) -> str | Text:
     if row["stalled"]:
         return styled("stalled", style=BAD)
     if not row["connected"]:
-        return styled("away", style=WARN)
+        return styled("disconnected", style=WARN)
     if row["slow"]:
         return styled("slow", style=WARN)
     more = [

@@ -43,6 +43,7 @@ class Lease:
         self.failures: i64 = 0
         self.attempt: i64 = 0  # counts deliveries that were not given back
         self.first_at: float = 0.0  # when it was first delivered
+        self.spent_before: float = 0.0  # seconds of `total_timeout` that previous runs have used up
         self.last_at: float = 0.0
         self.since: float = (
             0.0  # when its deadline began to run: its delivery, or the last time it was extended

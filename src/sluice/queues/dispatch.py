@@ -350,7 +350,7 @@ def join(engine: Engine, group: Group, consumer: Consumer) -> None:
     engine.joined += 1
     consumer.joined = engine.joined
     consumer.group = group
-    consumer.settled_at = engine.now
+    consumer.active_at = engine.now
     consumer.stalled = False
     consumer.paused = False
     consumer.full_since = 0.0
@@ -384,7 +384,7 @@ def pause(engine: Engine, consumer: Consumer, paused: bool) -> None:
     consumer.paused = paused
     if not paused:
         consumer.stalled = False
-        consumer.settled_at = engine.now
+        consumer.active_at = engine.now
     if consumer.group is not None:
         rebalance(engine, consumer.group)
         engine.feed(consumer)

@@ -225,6 +225,7 @@ class Engine:
         due = self.now
         if message.deliver_at > now_ms:
             flags |= DELAYED
+            partition.has_delays = True
             time = message.deliver_at
             due = float(time) / 1000.0
         expires = message.expires
@@ -461,7 +462,7 @@ class Engine:
         queue.deadlines.add(lease)
         consumer = lease.consumer
         if consumer is not None:
-            consumer.settled_at = self.now
+            consumer.active_at = self.now
             if consumer.stalled:
                 settling.sign_of_life(self, lease.cursor.group, consumer.client)
 

@@ -30,7 +30,9 @@ GROUP_MADE: Final = 3  # qid, gid, name, then the floor of each partition
 GROUP_GONE: Final = 4  # gid
 SETTLED: Final = 5  # gid, pid, how, then ranges of sequences
 RETRY: Final = (
-    6  # gid, pid, seq, failures, due, first and last delivery, description, new steps (`history`), token
+    # gid, pid, seq, failures, due, first and last delivery, description, new steps (`history`), token,
+    # time spent of `total_timeout` (older notes end with the description, the steps or the token)
+    6
 )
 REMOVED: Final = 7  # pid, then ranges: by no group's doing (purged or expired without groups, retention over)
 SOUGHT: Final = 8  # gid, then the floor of each partition

@@ -51,9 +51,9 @@ class Partition:
         self.is_holder: bool = False  # is known to the cache
         self.targets: dict[int, int] = NO_TARGETS  # messages for one group alone, and its number
         self.delayed: set[int] = NOT_DELAYED  # messages whose time has not come
-        self.removed: list[int] = (
-            _NONE_REMOVED  # taken out for everybody since the last frame, by no group's doing
-        )
+        self.has_delays: bool = False  # a message with a delay may be stored, also if its delay is over
+        # Removed for every group since the last frame, on no group's request.
+        self.removed: list[int] = _NONE_REMOVED
         self.touched: bool = False  # has messages in the frame that is being made
         self.expiry_set: i64 = 0  # when the next look for expired messages is due, in seconds; 0: none is set
         self.retention_set: float = 0.0  # the same for settled ones that were kept long enough
@@ -391,6 +391,20 @@ class Partition:
             if live > at:
                 found.append((int(at), int(live - at)))
             at = live + 1
+        return found
+
+    def delayed_arrivals(self) -> list[tuple[int, int]]:
+        """Return sequence and arrival (in milliseconds) of each stored message that has or had a delay."""
+        found: list[tuple[int, int]] = []
+        if not self.has_delays:
+            return found
+        for block in self.all_blocks():
+            at: i64 = 0
+            while block.live and at < len(block.address):
+                if block.address[at] != GONE and i64(block.flags[at]) & DELAYED:
+                    found.append((int(block.seq(at)), int(block.time + i64(block.age[at]))))
+                at += 1
+        self.has_delays = len(found) > 0
         return found
 
     def first_since(self, time: i64) -> i64:

@@ -48,7 +48,9 @@ class Consumer:
         self.joined: i64 = 0  # when it came, as a running number
         self.paused: bool = False  # lives, but cannot be reached
         self.stalled: bool = False  # let a deadline pass, and has settled nothing since
-        self.settled_at: float = 0.0  # when it last gave a sign of life about a delivery
+        self.settled_at: float = 0.0  # when it last settled a delivery; 0.0: never
+        # When it last joined, reconnected, extended a delivery or tried to settle one too late.
+        self.active_at: float = 0.0
         self.is_hungry: bool = False  # is offered more at the end of the turn
         self.turn: i64 = 0  # which of its partitions is asked next
         self.full_since: float = (

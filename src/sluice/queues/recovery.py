@@ -112,7 +112,22 @@ class EngineLoader:
                 continue
             partition = self._engine.partitions.get(int(record.pid))
             if partition is not None and self._snapshot.holds(record.pid, record.seq):
-                self._place(partition, record, 0, 0 if record.flags & DELAYED else record.time)
+                self._place(partition, record, 0, self._arrival(record))
+
+    def _arrival(self, record: Record) -> i64:
+        """Return when the message of an index row arrived, in milliseconds since 1970.
+
+        The row of a message with a delay has the end of the delay in place of its arrival. The snapshot
+        has the arrival; without it (a snapshot of an older version) the message counts as arrived when
+        its delay ended, or now: it may be retained for too long, and never for too short a time.
+        """
+        if record.flags & DELAYED == 0:
+            return record.time
+        arrived_at: i64 = self._snapshot.arrival(record.pid, record.seq)
+        if arrived_at:
+            return arrived_at
+        now: i64 = int(self._engine.now * 1000.0)
+        return record.time if record.time < now else now
 
     def _load_record(self, record: Record) -> None:
         if not self._replays:
@@ -176,6 +191,7 @@ class EngineLoader:
         )
         partition.queue.bytes += record.size
         if record.flags & DELAYED:
+            partition.has_delays = True
             self._delays.append((partition, int(record.seq), float(record.time) / 1000.0))
 
     def _begin_replay(self) -> None:
@@ -374,7 +390,7 @@ class EngineLoader:
             return
         partition.queue.retried += 1
         cursor = group.cursors[partition.number]
-        seq = load_retry(note, cursor, True)
+        seq = load_retry(note, cursor, True, True)
         if not partition.holds(seq) or cursor.settled(seq):
             del cursor.leases[int(seq)]  # of a message that is lost: the log was damaged
 

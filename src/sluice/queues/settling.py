@@ -69,7 +69,7 @@ def sign_of_life(engine: Engine, group: Group, client: str) -> None:
     for consumer in group.consumers:
         if consumer.stalled and consumer.client == client:
             consumer.stalled = False
-            consumer.settled_at = engine.now
+            consumer.active_at = engine.now
             engine.rebalance(group)
             return
 
@@ -97,11 +97,20 @@ def finish(engine: Engine, lease: Lease, how: i64) -> None:
         take_back(engine, lease, True)
         if consumer is not None and full:
             engine.feed(consumer)  # one with room had been offered all there was
+    elif how == ACKED:
+        _settled_late(engine, lease)
     cursor.end_out(lease)
     drop_lease(lease)
     cursor.log_settled(seq, how, engine.journal)
     settle_one(engine, cursor, seq, how)
     engine.after_settle(cursor)
+
+
+def _settled_late(engine: Engine, lease: Lease) -> None:
+    """An ack of the last holder counts after the deadline too: the work is done."""
+    for consumer in lease.cursor.group.consumers:
+        if consumer.client == lease.holder:
+            consumer.settled_at = engine.now
 
 
 def let_go(engine: Engine, lease: Lease, alive: bool) -> None:
@@ -139,12 +148,25 @@ def check_held(lease: Lease) -> None:
 
 
 def time_to_give_up(engine: Engine, lease: Lease) -> float:
-    """Return when `total_timeout` is over. It counts from the first attempt, or from the start of
-    this process if that
-    was later: the date may have jumped meanwhile, and nobody could work on the message while the
-    broker was down."""
-    since = lease.first_at if lease.first_at > engine.started_at else engine.started_at
-    return since + lease.cursor.group.queue.rules.total_timeout
+    """Return when `total_timeout` is over."""
+    return _counts_from(engine, lease) + lease.cursor.group.queue.rules.total_timeout
+
+
+def time_spent(engine: Engine, lease: Lease) -> float:
+    """Return the seconds of `total_timeout` that a message has used up since its first attempt."""
+    return engine.now - _counts_from(engine, lease)
+
+
+def _counts_from(engine: Engine, lease: Lease) -> float:
+    """Return the time from which `total_timeout` counts: the first attempt.
+
+    For a message that was tried before this process started it is the start, less the time that was
+    spent up to its last retry note or the snapshot. Dates of a previous run do not count: the clock
+    may have jumped, and no client could work on the message while the broker was down.
+    """
+    if lease.first_at > engine.started_at:
+        return lease.first_at
+    return engine.started_at - lease.spent_before
 
 
 def fail(engine: Engine, lease: Lease, delay: float, alive: bool) -> None:
@@ -188,6 +210,7 @@ def _note_retry(engine: Engine, lease: Lease, told: i64) -> None:
     write_retry(note, lease)
     history.write_steps(note, lease.history, told)
     note.number(lease.token)
+    note.real(time_spent(engine, lease))
     engine.journal.add_note(note.value(), int(engine.now * 1000.0), False)
 
 

@@ -25,14 +25,17 @@ from sluice.queues.losses import read_losses
 from sluice.queues.partition import Partition
 from sluice.queues.queue import Gate, Queue
 from sluice.queues.rules import Rules
-from sluice.queues.settling import write_retry
+from sluice.queues.settling import time_spent, write_retry
 
-VERSION: Final = 7
+VERSION: Final = 8
 IN_PARTS: Final = (
     5  # since then last values stand in no order, and the gaps between those of shared queues with them
 )
 WITH_TOKENS: Final = 6  # since then what waits for a retry has the token of the delivery that failed
 WITH_LOSSES: Final = 7  # since then a group that is read in bulk says what it was told, and what it has lost
+WITH_TIMES: Final = (
+    8  # since then it has the time spent of `total_timeout`, and when messages with a delay arrived
+)
 OLDEST: Final = 3  # the oldest that can still be read: before there were compacted queues
 
 
@@ -49,11 +52,11 @@ def write_state(engine: Engine) -> NoteWriter:
     engine.batches.write_snapshot(out, engine.now)
     out.number(len(engine.queues))
     for queue in engine.queues.values():
-        _write_queue(out, queue, engine.now)
+        _write_queue(out, queue, engine)
     return out
 
 
-def _write_queue(out: NoteWriter, queue: Queue, now: float) -> None:
+def _write_queue(out: NoteWriter, queue: Queue, engine: Engine) -> None:
     out.number(queue.qid)
     out.text(queue.name)
     out.text(queue.config)
@@ -71,8 +74,8 @@ def _write_queue(out: NoteWriter, queue: Queue, now: float) -> None:
         _write_partition(out, partition)
     out.number(len(queue.groups))
     for group in queue.groups.values():
-        _write_group(out, group)
-    recent = queue.recent_ids(now)
+        _write_group(out, group, engine)
+    recent = queue.recent_ids(engine.now)
     out.number(len(recent))
     for name, stored_at in recent:
         out.data(name)
@@ -95,9 +98,14 @@ def _write_partition(out: NoteWriter, partition: Partition) -> None:
     for seq, gid in partition.targets.items():
         out.number(seq)
         out.number(gid)
+    arrivals = partition.delayed_arrivals()
+    out.number(len(arrivals))
+    for seq, arrived_at in arrivals:
+        out.number(seq)
+        out.number(arrived_at)
 
 
-def _write_group(out: NoteWriter, group: Group) -> None:
+def _write_group(out: NoteWriter, group: Group, engine: Engine) -> None:
     out.number(group.gid)
     out.text(group.name)
     out.number(group.delivered)
@@ -117,6 +125,7 @@ def _write_group(out: NoteWriter, group: Group) -> None:
             write_retry(out, lease)
             write_steps(out, lease.history, MOST_STEPS)
             out.number(lease.token)
+            out.real(time_spent(engine, lease))
         _write_returned(out, cursor)
         losses = cursor.losses
         out.number(0 if losses is None else 1)
@@ -215,6 +224,10 @@ class SnapshotReader:
         for _ in range(note.number()):
             seq = int(note.number())
             partition.aim(seq, note.number())
+        for _ in range(note.number() if note.what >= WITH_TIMES else 0):
+            seq = int(note.number())
+            living.arrivals[seq] = int(note.number())
+        partition.has_delays = bool(living.arrivals)
         queue.partitions.append(partition)
         self._engine.partitions[int(partition.pid)] = partition
         self._living[int(partition.pid)] = living
@@ -232,7 +245,7 @@ class SnapshotReader:
             cursor.counts = [int(note.number()) for _ in range(4)]
             cursor.done = {int(note.number()) for _ in range(note.number())}
             for _ in range(note.number()):
-                load_retry(note, cursor, note.what >= WITH_TOKENS)
+                load_retry(note, cursor, note.what >= WITH_TOKENS, note.what >= WITH_TIMES)
             for _ in range(note.number()):
                 load_returned(note, cursor)
             if note.what >= WITH_LOSSES and note.number():
@@ -244,6 +257,11 @@ class SnapshotReader:
         """Whether a message from before the snapshot was still kept then."""
         living = self._living.get(int(pid))
         return living is not None and living.holds(seq)
+
+    def arrival(self, pid: i64, seq: i64) -> int:
+        """Return when a message with a delay arrived, in milliseconds since 1970; 0: not known."""
+        living = self._living.get(int(pid))
+        return 0 if living is None else living.arrivals.get(int(seq), 0)
 
     def end_rows(self) -> None:
         self._living = {}
@@ -257,6 +275,7 @@ class Living:
         self._end: i64 = end
         self._starts: list[int] = []
         self._ends: list[int] = []
+        self.arrivals: dict[int, int] = {}  # of messages with a delay, in milliseconds since 1970
 
     def add_hole(self, start: i64, count: i64) -> None:
         self._starts.append(int(start))
@@ -273,10 +292,12 @@ def read_gates(note: Note) -> list[Gate]:
     return [Gate([int(note.number()) for _ in range(note.number())]) for _ in range(note.number())]
 
 
-def load_retry(note: Note, cursor: Cursor, with_token: bool) -> i64:
-    """A delivery that waits for its retry: its sequence. Its token tells whether what is said of it
-    later was counted
-    already."""
+def load_retry(note: Note, cursor: Cursor, with_token: bool, with_spent: bool) -> i64:
+    """Read a delivery that waits for its retry; return its sequence.
+
+    Its token tells whether a settlement that arrives later was counted already. Notes and snapshots
+    of older versions lack the last fields.
+    """
     seq = note.number()
     lease = cursor.leases.get(int(seq))
     if lease is None:
@@ -292,6 +313,7 @@ def load_retry(note: Note, cursor: Cursor, with_token: bool) -> i64:
     steps = lease.history if lease.history is not None else taken_back(cursor, seq)
     lease.history = read_steps(note, cursor.group.name, steps)
     lease.token = note.number() if with_token and note.more() else 0
+    lease.spent_before = note.real() if with_spent and note.more() else 0.0
     return seq
 
 

@@ -170,7 +170,9 @@ def pass_deadlines(engine: Engine, queue: Queue) -> None:
     lease = queue.deadlines.first
     while lease is not None and lease.deadline <= engine.now:
         consumer = lease.consumer
-        stalls = consumer is not None and consumer.settled_at <= lease.since
+        stalls = (
+            consumer is not None and consumer.settled_at <= lease.since and consumer.active_at <= lease.since
+        )
         if consumer is not None:
             consumer.taken_away(lease)
         lease.description = f"no answer within {queue.rules.delivery_timeout:g} s"

@@ -82,7 +82,7 @@ class Consumer(Shown):
     connected: bool = Field(description="False: its session lives and its connection is gone")
     stalled: bool = Field(description="It let a deadline pass and has not been heard of since")
     slow: bool = Field(description="It reads more slowly than it is written to")
-    settled_at: Time = Field(description="When it last settled or joined")
+    settled_at: Time = Field(description="When it last settled a delivery; null: never")
 
 
 class Group(Shown):

@@ -140,13 +140,13 @@ class ConsumerRow {
     setText(this.cells.prefetch, count(consumer.prefetch));
     setText(this.cells.priority, count(consumer.priority));
     const age = ageText(consumer.settled_at);
-    setText(this.cells.settled, age.endsWith("ms") ? "now" : age ? `${age} ago` : "\u2013");
+    setText(this.cells.settled, age.endsWith("ms") ? "now" : age ? `${age} ago` : "never");
     const key = [consumer.connected, consumer.stalled, consumer.slow, consumer.exclusive].join();
     if (key === this.stateKey) return;
     this.stateKey = key;
     replace(
       this.cells.state,
-      consumer.connected ? null : tag("offline", "warn"),
+      consumer.connected ? null : tag("disconnected", "warn"),
       consumer.stalled ? tag("stalled", "bad") : null,
       consumer.slow ? tag("slow reader", "warn") : null,
       consumer.exclusive ? tag("exclusive") : null,
