@@ -27,12 +27,13 @@ from sluice.queues.queue import Gate, Queue
 from sluice.queues.rules import Rules
 from sluice.queues.settling import write_retry
 
-VERSION: Final = 7
+VERSION: Final = 8
 IN_PARTS: Final = (
     5  # since then last values stand in no order, and the gaps between those of shared queues with them
 )
 WITH_TOKENS: Final = 6  # since then what waits for a retry has the token of the delivery that failed
 WITH_LOSSES: Final = 7  # since then a group that is read in bulk says what it was told, and what it has lost
+WITH_SECRET: Final = 8  # since then the secret of delivery tokens is in it
 OLDEST: Final = 3  # the oldest that can still be read: before there were compacted queues
 
 
@@ -45,6 +46,7 @@ def write_state(engine: Engine) -> NoteWriter:
     out.number(engine.next_qid)
     out.number(engine.next_pid)
     out.number(engine.next_gid)
+    out.data(engine.tokens.secret)
     engine.keeping.write_snapshot(out)
     engine.batches.write_snapshot(out, engine.now)
     out.number(len(engine.queues))
@@ -157,6 +159,8 @@ class SnapshotReader:
         engine.next_qid = note.number()
         engine.next_pid = note.number()
         engine.next_gid = note.number()
+        if note.what >= WITH_SECRET:
+            engine.tokens.secret = note.data()
         engine.keeping.load_snapshot(note)
         engine.batches.load_snapshot(note)
         for _ in range(note.number()):
