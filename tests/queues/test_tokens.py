@@ -39,7 +39,9 @@ def near(token: Token) -> list[Token]:
 def test_a_guessed_token_settles_nothing(engine: EngineUnderTest) -> None:
     engine.publish(b"job")
     job = engine.worker("w").lease()
-    assert not any(may_settle(engine, job.name, guess, client) for guess in near(job.token) for client in "wx")
+    assert not any(
+        may_settle(engine, job.name, guess, client) for guess in near(job.token) for client in "wx"
+    )
     assert may_settle(engine, job.name, job.token, "x"), "the token itself does, whoever presents it"
 
 
@@ -50,7 +52,9 @@ def test_a_guessed_token_settles_nothing_after_a_restart(engine: EngineUnderTest
     engine.crash_and_restart() if stop == "crash" else engine.restart()
     if stop == "restart twice":
         engine.restart()
-    assert not any(may_settle(engine, job.name, guess, client) for guess in near(job.token) for client in "wx")
+    assert not any(
+        may_settle(engine, job.name, guess, client) for guess in near(job.token) for client in "wx"
+    )
     assert not may_settle(engine, job.name, job.token, "x"), "it was not given to this client"
     assert may_settle(engine, job.name, job.token)
 
@@ -85,7 +89,9 @@ def test_a_delivery_that_had_failed_before_a_restart_is_not_settled_without_its_
     job = worker.lease()
     worker.nack(job, delay=60.0)
     engine.restart()
-    assert not any(may_settle(engine, job.name, guess, client) for guess in near(job.token) for client in "wx")
+    assert not any(
+        may_settle(engine, job.name, guess, client) for guess in near(job.token) for client in "wx"
+    )
     assert not may_settle(engine, job.name, job.token, "x")
     group = engine.engine.queues["tasks"].groups["workers"]
     engine.engine.ack(engine.engine.lease_of(group, job.name, job.token, "w"))
@@ -141,7 +147,9 @@ def reference(secret: bytes, run: int, counter: int, gid: int, client: str, pid:
     half = []
     for nth in (0, 1):
         mark = int.from_bytes(member[nth * 8 : nth * 8 + 8], "little")
-        half.append((mark + sum(k * w for k, w in zip(keys[nth * 3 : nth * 3 + 3], words, strict=True))) % PRIME)
+        half.append(
+            (mark + sum(k * w for k, w in zip(keys[nth * 3 : nth * 3 + 3], words, strict=True))) % PRIME
+        )
     at = (counter & 255) * 8
     return (half[0] << 32 | half[1]) ^ int.from_bytes(pads[at : at + 8], "little")
 

@@ -106,7 +106,7 @@ def read_moment(text: bytes) -> i64:
 
 
 def read_token(text: bytes, token: Token) -> None:
-    """Read `<counter>-<run><tag>`, whatever follows behind a dot. Text that is no token becomes one that fits nothing."""
+    """Read `<counter>-<run><tag>`, up to a dot. Text that is no token becomes a token that fits nothing."""
     token.counter = -1
     end: i64 = text.find(b".")
     if end < 0:

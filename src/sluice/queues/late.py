@@ -2,9 +2,10 @@
 was started.
 
 No record tells what was leased, so the message counts as free from the start on. Late work is work all the same, and a
-late failure is one, as long as nobody has the message again: it is found by its place, the token proves that this client
-received it, it is taken up again for that client, and then settled like any other. What has failed keeps its token, in the log as well:
-so what was counted before, and is said again because its answer was lost, is not counted twice.
+late failure is one, as long as nobody has the message again: it is found by its place, the token proves that this
+client received it, it is taken up again for that client, and then settled like any other. What has failed keeps its
+token, in the log as well: so what was counted before, and is said again because its answer was lost, is not counted
+twice.
 """
 
 from __future__ import annotations
