@@ -441,6 +441,29 @@ class StaleDelivery(QueueError):
         )
 
 
+class WrongToken(StaleDelivery):
+    """A client settles with a token that it was not given for this delivery."""
+
+    def __init__(self, message_id: str) -> None:
+        QueueError.__init__(
+            self,
+            f"the delivery-token is not one that was given with delivery {message_id!r}",
+            "Send the delivery-token of the delivery as it came; one from before a restart of the broker or a move of "
+            "the queue counts for the client that received it, under the same client id",
+        )
+
+
+class TokenNeeded(StaleDelivery):
+    """A client settles without its token what was delivered before a restart."""
+
+    def __init__(self, message_id: str) -> None:
+        QueueError.__init__(
+            self,
+            f"who received delivery {message_id!r} is not known since the broker was restarted or the queue moved",
+            "Send its delivery-token along, or settle the next delivery: the message is delivered again",
+        )
+
+
 class TooManyIds(QueueError):
     def __init__(self, most: int) -> None:
         super().__init__(

@@ -29,6 +29,7 @@ class Counters:
         self.clients_maximum: i64 = 0
         self.sessions_expired: i64 = 0
         self.protocol_violations: i64 = 0
+        self.wrong_tokens: i64 = 0  # settlements with a delivery token that the client was not given
 
 
 # Upper bounds in seconds: from a cached delivery in the same turn to a job that ran for an hour.

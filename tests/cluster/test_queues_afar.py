@@ -275,8 +275,11 @@ async def test_a_puback_to_a_delivery_of_the_old_owner_settles_it_at_the_new_one
 
 @pytest.mark.parametrize("own", ["mine", ""])
 @pytest.mark.parametrize("by_token", [True, False])
-async def test_a_settle_that_comes_after_its_queue_has_moved_counts(own: str, by_token: bool) -> None:
-    """Who named the message does not matter. A client that did not receive it must give the token of its delivery."""
+@pytest.mark.parametrize("receiver", [True, False])
+async def test_a_settle_that_comes_after_its_queue_has_moved_counts_by_the_receivers_token(
+    own: str, by_token: bool, receiver: bool
+) -> None:
+    """Who named the message does not matter. Only the client that received the delivery may still settle it."""
     name = queue_in(1)
     user = [("message-id", own)] if own else []
     async with two_nodes() as net, net.nodes["a"].client(client_in(2), manual_ack=True) as client:
@@ -289,8 +292,10 @@ async def test_a_settle_that_comes_after_its_queue_has_moved_counts(own: str, by
         settle = [("message-id", told["message-id"]), ("consumer-group", "g")]
         if by_token:
             settle.append(("delivery-token", told["delivery-token"]))
-        quiet = by_token or own  # a name of the publisher's own is unknown to the new owner: no match
+        counts = by_token and receiver
+        quiet = counts or (own and not by_token)  # the new owner does not know a name of the publisher's own
         refused = nullcontext() if quiet else pytest.raises(PublishRefused, match="delivery-token")
-        with refused:
-            await client.publish(f"$queue/{name}/$ack", b"", qos=1, user=settle)
-        assert queue.depth == (0 if by_token else 1)
+        async with net.nodes["a"].client(client_in(0) if receiver else client_in(2, "other")) as settler:
+            with refused:
+                await settler.publish(f"$queue/{name}/$ack", b"", qos=1, user=settle)
+        assert queue.depth == (0 if counts else 1)

@@ -166,7 +166,7 @@ def test_work_that_was_done_before_a_crash_and_is_told_after_it_counts(house: Qu
     house.crash()
     worker = house.connect("worker-1")
     reason, _ = settle(worker, "ack", before, delivery_token="7fffffffffffffff")
-    assert reason == 0x10  # it was never given out
+    assert reason == 0x83  # it was never given out
     reason, _ = settle(worker, "ack", before, delivery_token=facts(before)["delivery-token"])
     assert reason == 0
     join(worker, "$queue/jobs")

@@ -303,9 +303,13 @@ def test_a_delivery_to_another_client_is_settled_by_its_token_only(
     told = facts(message)
     reason, why = settle(other, verb, message, consumer_group="worker")
     assert (reason, "delivery-token" in why) == (0x87, True)
-    for token in ("1", f"{int(told['delivery-token'].partition('.')[0], 16) + 1:x}"):
-        reason, _ = settle(other, verb, message, consumer_group="worker", delivery_token=token)
-        assert reason == 0x83, token
+    counter, _, tag = told["delivery-token"].partition("-")
+    guesses = [f"{int(counter, 16) + step:x}-{tag}" for step in (-1, 1, 2)]
+    guesses += [counter, f"{counter}-{'0' * 24}", f"{counter}-{tag[:-1]}{int(tag[-1], 16) ^ 1:x}"]
+    for token in ("1", *guesses):
+        reason, why = settle(other, verb, message, consumer_group="worker", delivery_token=token)
+        assert (reason, "as it came" in why) == (0x83, True), token
+    assert house.counters.wrong_tokens == 7
     queue = house.queue("jobs")
     assert (queue.groups["worker"].nacked, queue.depth, house.depth("dlq/jobs")) == (0, 1, 0)
     token = told["delivery-token"]
@@ -331,7 +335,6 @@ def test_a_batch_of_ids_that_others_hold_settles_none_of_them(house: QueueHouse)
 def test_a_message_that_was_never_delivered_cannot_be_settled_by_any_number_as_token(
     house: QueueHouse,
 ) -> None:
-    """Tokens of a run before cannot be checked; a message of this run has none of them."""
     worker = house.connect("worker-1")
     join(worker, "$queue/jobs", prefetch=1)
     put(worker, "$queue/jobs", b"first")
@@ -342,9 +345,10 @@ def test_a_message_that_was_never_delivered_cannot_be_settled_by_any_number_as_t
     names = [f"{int(one.pid):x}-{number:x}" for one in partitions for number in range(int(one.next))]
     assert facts(message)["message-id"] in names and len(names) == 2
     names.remove(f"{pid}-{seq}")
-    for token in ("1", "ff"):
+    for token in ("1", facts(message)["delivery-token"]):
         wishes = {"consumer-group": "worker", "delivery-token": token}
-        assert put(house.connect("boss"), "$queue/jobs/$ack", names[0].encode(), wishes=wishes)[0] == 0x10
+        assert put(house.connect("boss"), "$queue/jobs/$ack", names[0].encode(), wishes=wishes)[0] == 0x83
+        assert put(worker, "$queue/jobs/$ack", names[0].encode(), wishes=wishes)[0] == 0x83
     assert house.depth("jobs") == 2
 
 
@@ -363,9 +367,11 @@ def test_tokens_do_not_follow_from_one_another(house: QueueHouse) -> None:
     join(worker, "$queue/jobs", prefetch=100)
     for _ in range(50):
         put(worker, "$queue/jobs", b"x")
-    tokens = [int(facts(message)["delivery-token"].partition(".")[0], 16) for message in take(worker)]
-    steps = [later - earlier for earlier, later in itertools.pairwise(sorted(tokens))]
-    assert len(set(tokens)) == 50 and len(set(steps)) > 25, steps
+    tags = [int(facts(message)["delivery-token"][-16:], 16) for message in take(worker)]
+    steps = {later ^ earlier for earlier, later in itertools.pairwise(tags)}
+    assert len(set(tags)) == 50 and len(steps) == 49
+    for bit in range(64):
+        assert 5 < sum(tag >> bit & 1 for tag in tags) < 45, f"bit {bit} of the tags hardly changes"
 
 
 def test_a_consumer_cannot_settle_what_another_consumer_of_its_group_holds(house: QueueHouse) -> None:

@@ -19,7 +19,7 @@ import queue as threads
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from sluice.message import Message, decode_headers
 from sluice.queues import dead_letters
@@ -36,6 +36,7 @@ from sluice.queues.queue import Queue
 from sluice.queues.rules import Rules
 from sluice.queues.runner import Runner
 from sluice.queues.start import start_floors
+from sluice.queues.tokens import Token
 from sluice.store.embedded import EmbeddedStore
 from sluice.store.memory import MemoryStore
 from sluice.store.protocol import Recovery, Store
@@ -358,6 +359,15 @@ class Worker(Consumer):
         self.bench.settle_down()
 
 
+NO_TOKEN: Final = Token()
+
+
+def token_of(lease: Lease) -> Token:
+    """The token that goes out with a delivery; its consumer has been told the run."""
+    assert lease.consumer is not None
+    return Token(lease.token, int(lease.consumer.token_run[1:], 16), lease.tag)
+
+
 class Delivery:
     """What a client knows of a delivery."""
 
@@ -367,7 +377,7 @@ class Delivery:
         self.lease = lease
         self.payload = message.payload
         self.message = message
-        self.token = int(lease.token)
+        self.token = token_of(lease)
         self.attempt = int(lease.attempt)
         self.seq = int(lease.seq)
         self.partition = int(lease.cursor.partition.number)

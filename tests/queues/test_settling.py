@@ -7,7 +7,7 @@ import pytest
 from sluice.errors import StaleDelivery, UnknownDelivery
 from sluice.queues.ledger import verify
 from tests.queues.conftest import MakeEngine
-from tests.queues.kit import Delivery, EngineUnderTest
+from tests.queues.kit import NO_TOKEN, Delivery, EngineUnderTest
 
 
 def test_an_acked_message_is_gone(engine: EngineUnderTest) -> None:
@@ -54,7 +54,7 @@ def test_a_delivery_that_is_not_settled_in_time_is_delivered_again(make: MakeEng
     assert worker.lease_or_none() is None, "it waits its backoff"
     engine.advance(seconds=5)
     second = worker.lease()
-    assert second.payload == b"job" and second.attempt == 2 and second.token != first.token
+    assert second.payload == b"job" and second.attempt == 2 and second.token.counter != first.token.counter
 
 
 def test_extend_restarts_the_deadline(make: MakeEngine) -> None:
@@ -178,13 +178,13 @@ def test_without_a_token_only_the_holder_may_settle(engine: EngineUnderTest) -> 
     delivery = worker.lease()
     group = engine.group()
     with pytest.raises(StaleDelivery):
-        engine.engine.lease_of(group, delivery.name, 0, "somebody else")
-    assert engine.engine.lease_of(group, delivery.name, 0, "w").seq == delivery.seq
-    assert engine.engine.lease_of(group, delivery.name, 0, "").seq == delivery.seq
+        engine.engine.lease_of(group, delivery.name, NO_TOKEN, "somebody else")
+    assert engine.engine.lease_of(group, delivery.name, NO_TOKEN, "w").seq == delivery.seq
+    assert engine.engine.lease_of(group, delivery.name, NO_TOKEN, "").seq == delivery.seq
     with pytest.raises(UnknownDelivery):
-        engine.engine.lease_of(group, b"no such id", 0, "w")
+        engine.engine.lease_of(group, b"no such id", NO_TOKEN, "w")
     with pytest.raises(UnknownDelivery):
-        engine.engine.lease_of(group, b"ffff-ffff", 0, "w")
+        engine.engine.lease_of(group, b"ffff-ffff", NO_TOKEN, "w")
 
 
 def test_a_message_goes_by_the_id_of_its_publisher(engine: EngineUnderTest) -> None:

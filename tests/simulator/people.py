@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from sluice.queues.delivery import Lease
 from sluice.queues.ports import Consumer, Publisher
+from tests.queues.kit import token_of
 from tests.simulator.oracle import Oracle
 
 
@@ -58,7 +59,7 @@ class Held:
         self.lease = lease
         self.name = name
         self.number = number
-        self.token = int(lease.token)
+        self.token = token_of(lease)
         self.client = client
         self.group_name = lease.cursor.group.name
         self.queue_name = lease.cursor.group.queue.name

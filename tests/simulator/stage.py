@@ -25,6 +25,7 @@ class Stage:
     def __init__(self, seed: int, **fixed: Any) -> None:
         self.seed = seed
         self.chance = random.Random(seed)
+        self.entropy = random.Random(seed)  # for delivery tokens: a seed means the same without them
         self.loop = Loop()
         self.oracle = Oracle()
         self.schedule = Schedule(self.loop.clock)
@@ -110,6 +111,7 @@ class Stage:
             self._flushed,
             self._report,
             self.chance.choice((0.0, 0.0, 0.01)),
+            entropy=self.entropy.randbytes,
         )
         self.runner.open(self._parse)
 

@@ -1,8 +1,9 @@
 """Clients that try to settle what they do not hold: each attempt is refused and changes nothing.
 
 A delivery is settled by its token, or without one by the client that has it. The attempts use no
-token and another client's name, a token that was never given out, a token of an older delivery of
-the same message, and a token of a previous run for a message that a client has now.
+token and another client's name, tokens that were never given out (a wrong counter, a wrong tag, the
+tag of another delivery), a token of an older delivery of the same message, and forged tokens of a
+previous run, under the name of a stranger and of the client that holds the message.
 
 Strangers have a source of randomness of their own, so that a seed means the same without them.
 """
@@ -17,11 +18,13 @@ from sluice.queues.delivery import Lease
 from sluice.queues.engine import Engine
 from sluice.queues.group import Group
 from sluice.queues.names import message_id
-from tests.simulator.oracle import Failure, Number, Oracle, Violation
+from sluice.queues.tokens import Token
+from tests.queues.kit import NO_TOKEN
+from tests.simulator.oracle import Number, Oracle, Violation
 from tests.simulator.people import Held
 
 STRANGER: Final = "stranger"  # never a member of a group
-NEVER_GIVEN: Final = 1 << 40  # tokens count up by one from the time of the start
+NEVER_GIVEN: Final = 1 << 40  # counters grow by one from the time of the start
 LONG_AGO: Final = 10**9 << 20  # the span of tokens of some days
 
 
@@ -49,35 +52,48 @@ class Strangers:
             raise Violation(f"{fault}: {held.number}, delivered to {held.client}")
 
     def _try(self, engine: Engine, group: Group, held: Held, known: list[Held]) -> str:
-        tokens = {0, held.token + NEVER_GIVEN}
+        given = held.token
+        step = self._chance.randrange(-3, 4)
+        tokens = [
+            NO_TOKEN,
+            Token(given.counter + NEVER_GIVEN, given.run, given.tag),
+            Token(given.counter, given.run, given.tag ^ (1 << self._chance.randrange(63))),
+            Token(given.counter, given.run, 0),
+        ]
+        other = self._chance.choice(known)
+        if other.token.counter != given.counter + step:
+            tokens.append(Token(given.counter + step, given.run, other.token.tag))
         current = self._holder(held.number, known)
         if current is not None:
-            tokens |= {one.token for one in known if one.number == held.number and one is not current}
-        for token in sorted(tokens):
+            tokens += [one.token for one in known if one.number == held.number and one is not current]
+        for token in tokens:
             try:
                 engine.lease_of(group, held.name, token, STRANGER)
             except (StaleDelivery, UnknownDelivery):
                 continue
-            return f"a client that does not hold it may settle it with token {token}"
-        return self._try_of_previous_run(engine, group, held)
+            return f"a client that does not hold it may settle it with token {token.counter}"
+        return self._try_of_previous_run(engine, group, held, other)
 
-    def _try_of_previous_run(self, engine: Engine, group: Group, held: Held) -> str:
+    def _try_of_previous_run(self, engine: Engine, group: Group, held: Held, other: Held) -> str:
+        """Tokens of previous runs are forged here, so they count for nobody, also if nobody has the message."""
         name = message_id(*held.number[1:])
-        old = held.token - LONG_AGO
-        if held.number in self._oracle.in_hands:
-            if engine.finish_late(group, name, old, STRANGER) or engine.finish_late(group, name, 0, STRANGER):
-                return "a client of a previous run may ack what another has"
-        elif not self._has_failed(held.number):
-            return ""  # nobody has it, and a late word of a previous run counts
-        if engine.retake(group, name, old, STRANGER) is not None:
-            return "a client of a previous run may take up what was delivered since"
+        if held.number in self._oracle.in_hands and engine.finish_late(group, name, NO_TOKEN, STRANGER):
+            return "a client of a previous run may ack what another has"
+        run = int(held.token.run) ^ 1
+        for client in (STRANGER, held.client):
+            for tag in (held.token.tag, other.token.tag, 0):
+                old = Token(held.token.counter - LONG_AGO, run, tag)
+                if engine.finish_late(group, name, old, client):
+                    return f"{client} may ack with a token that no run has issued"
+                if engine.retake(group, name, old, client) is not None:
+                    return f"{client} may take up a message with a token that no run has issued"
         return ""
 
     def _holder(self, number: Number, known: list[Held]) -> Held | None:
         """The delivery that is under way, if any."""
         if number not in self._oracle.in_hands:
             return None
-        return max((one for one in known if one.number == number), key=lambda one: one.token)
+        return max((one for one in known if one.number == number), key=lambda one: one.token.counter)
 
     def _has_failed(self, number: Number) -> bool:
         """Whether it has certainly failed in this run, so that no older token is valid."""

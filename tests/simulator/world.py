@@ -191,7 +191,7 @@ class World(Judge):
                 raise Violation(f"{hand} has {held.number} and may not settle it") from None
             self._count("refused as late")
             return
-        if lease.token != held.token:
+        if lease.token != held.token.counter:
             raise Violation(f"an old token settles {held.number}")
         number = (int(lease.cursor.group.gid), int(lease.cursor.partition.pid), int(lease.seq))
         if number != held.number:

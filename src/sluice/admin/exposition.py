@@ -53,6 +53,12 @@ BROKER: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("mqtt_broker_publish_bytes_received_total", "counter", "Payload bytes from clients.", "publish_bytes_received"),
     ("mqtt_broker_publish_bytes_sent_total", "counter", "Payload bytes to clients.", "publish_bytes_sent"),
     ("mqtt_broker_protocol_violations_total", "counter", "Connections that broke MQTT's rules.", "protocol_violations"),
+    (
+        "mqtt_broker_wrong_tokens_total",
+        "counter",
+        "Settlements with a delivery token that the client was not given.",
+        "wrong_tokens",
+    ),
     ("mqtt_ecq_owners", "gauge", "Owners of exclusive queues.", "ecq_owners"),
     ("mqtt_ecq_values", "gauge", "Values that are kept for them: one for each key.", "ecq_values"),
     ("mqtt_ecq_writes_total", "counter", "Values written to exclusive queues.", "ecq_writes"),

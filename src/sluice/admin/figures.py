@@ -245,6 +245,7 @@ def _broker_figures(hands: Hands) -> dict[str, int]:
         "publish_bytes_received": int(counters.publish_bytes_received),
         "publish_bytes_sent": int(counters.publish_bytes_sent),
         "protocol_violations": int(counters.protocol_violations),
+        "wrong_tokens": int(counters.wrong_tokens),
         "ecq_owners": len(exclusive.owners),
         "ecq_values": int(exclusive.values),
         "ecq_writes": int(exclusive.written),

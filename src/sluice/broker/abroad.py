@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 HERE: Final = -1  # as the number of a cell: this one
 
+# A user property of a leg's CONNECT: the client itself speaks MQTT 3.1.1 and can send no delivery token.
+WITHOUT_PROPERTIES: Final = ("user-properties", "none")
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Leg:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sluice.broker.abroad import WITHOUT_PROPERTIES
 from sluice.broker.access import Caller, Verdict
 from sluice.broker.connection import NO_LIMIT, Connection
 from sluice.broker.limits import too_deep
@@ -102,6 +103,9 @@ class Handshake:
         session, connack.session_present = self._broker.registry.open(connection, client_id, packet.clean)
         session.version = packet.version
         session.foreign = connection.trusted
+        session.lacks_properties = packet.version != V5 or (
+            connection.trusted and WITHOUT_PROPERTIES in packet.properties.user
+        )
         session.grant = verdict.grant
         session.user = verdict.user
         if verdict.grant is not None and connack.session_present:

@@ -15,7 +15,7 @@ from sluice.broker.starving import Starving
 from sluice.message import Message
 from sluice.queues.dead_letters import iso_time
 from sluice.queues.delivery import Lease
-from sluice.queues.names import write_hex
+from sluice.queues.names import write_hex, write_hex_padded
 from sluice.queues.ports import Consumer
 from sluice.wire.packets import V5, Publish
 from sluice.wire.primitives import varint_size, write_binary, write_u16, write_varint
@@ -30,6 +30,7 @@ _MESSAGE_ID: Final = b"\x26\x00\x0amessage-id"
 _TOPIC: Final = b"\x26\x00\x0eoriginal-topic"
 _FIRST: Final = b"\x26\x00\x07attempt\x00\x011"
 _ENQUEUED_AT: Final = b"\x26\x00\x0benqueued-at\x00\x18"  # and the length of a time to the millisecond
+TAG_DIGITS: Final = 16  # of a delivery token
 KNOWN_SECONDS: Final = 64  # a power of two
 
 
@@ -156,7 +157,7 @@ class QueueConsumer(Consumer):
             + len(head) + 2 + _decimal_size(seq)
             + len(_ATTEMPT) + 2 + _decimal_size(attempt)
             + len(self._second_text) + 4
-            + len(_TOKEN) + 2 + _token_size(lease, partition.pid, message)
+            + len(_TOKEN) + 2 + self._token_size(lease, partition.pid, message)
             + len(message.props)
         )  # fmt: skip
         if not self._named:
@@ -187,7 +188,7 @@ class QueueConsumer(Consumer):
             _write_decimal(out, attempt)
         self._write_enqueued_at(out, message.enqueued_at)
         out.write(_TOKEN)
-        _write_token(out, lease, partition.pid, message)
+        self._write_token(out, lease, partition.pid, message)
         out.write(message.props)
         out.write(message.payload)
 
@@ -241,7 +242,7 @@ class QueueConsumer(Consumer):
         _write_decimal(out, lease.failures + 1)
         self._write_enqueued_at(out, message.enqueued_at)
         out.write(_TOKEN)
-        _write_token(out, lease, partition.pid, message)
+        self._write_token(out, lease, partition.pid, message)
         if message.headers:
             write_headers(out, message.headers)
         elif message.topic:
@@ -267,6 +268,23 @@ class QueueConsumer(Consumer):
         out.append(int(0x30 + rest // 10 % 10))
         out.append(int(0x30 + rest % 10))
         out.append(0x5A)
+
+    def _token_size(self, lease: Lease, pid: i64, message: Message) -> i64:
+        size: i64 = _hex_size(lease.token) + len(self.token_run) + TAG_DIGITS
+        return size + 2 + _hex_size(pid) + _hex_size(lease.seq) if message.id else size
+
+    def _write_token(self, out: BytesWriter, lease: Lease, pid: i64, message: Message) -> None:
+        """Write `<counter>-<run><tag>`. Where the message id is its publisher's own, `.<pid>-<seq>` follows: by it the
+        next owner of a queue finds what the previous one delivered."""
+        write_u16(out, self._token_size(lease, pid, message))
+        write_hex(out, lease.token)
+        out.write(self.token_run)
+        write_hex_padded(out, lease.tag, TAG_DIGITS)
+        if message.id:
+            out.append(0x2E)
+            write_hex(out, pid)
+            out.append(0x2D)
+            write_hex(out, lease.seq)
 
     def _make_second(self, second: i64) -> None:
         self._second = second
@@ -296,23 +314,6 @@ def _write_id(out: BytesWriter, pid: i64, seq: i64) -> None:
     write_hex(out, pid)
     out.append(0x2D)
     write_hex(out, seq)
-
-
-def _token_size(lease: Lease, pid: i64, message: Message) -> i64:
-    size = _hex_size(lease.token)
-    return size + 2 + _hex_size(pid) + _hex_size(lease.seq) if message.id else size
-
-
-def _write_token(out: BytesWriter, lease: Lease, pid: i64, message: Message) -> None:
-    """With the message's place behind it where its name is its publisher's own: by it the next owner of a queue finds
-    what was delivered by the last one."""
-    write_u16(out, _token_size(lease, pid, message))
-    write_hex(out, lease.token)
-    if message.id:
-        out.append(0x2E)
-        write_hex(out, pid)
-        out.append(0x2D)
-        write_hex(out, lease.seq)
 
 
 def _write_decimal(out: BytesWriter, value: i64) -> None:

@@ -54,9 +54,11 @@ from sluice.errors import (
     NotHolder,
     QueueError,
     StaleDelivery,
+    TokenNeeded,
     TooManyIds,
     UnknownDelivery,
     UnknownGroup,
+    WrongToken,
 )
 from sluice.message import LAST_SECOND, Message
 from sluice.queues.dead_letters import UNACCEPTABLE, bury_unborn
@@ -66,6 +68,7 @@ from sluice.queues.group import Group
 from sluice.queues.names import fault_of_name, fault_of_new_name
 from sluice.queues.queue import Queue
 from sluice.queues.service import QueueService
+from sluice.queues.tokens import Token
 from sluice.wire.packets import V5, Publish, SubscriptionRequest
 from sluice.wire.properties import PUBACK, PUBREC, Properties
 from sluice.wire.reasons import (
@@ -85,6 +88,7 @@ ADMIN_PREFIX: Final = b"$admin/"
 MAX_TOPICS: Final = 65_536  # topics that are kept taken apart, none of them longer than MAX_TOPIC
 MAX_TOPIC: Final = 256
 MAX_VALIDATORS: Final = 1000
+WARNING_SECONDS: Final = 1.0
 
 Validator = Callable[[bytes], str]
 
@@ -96,9 +100,10 @@ class Settler:
     other client must be the last holder of the delivery, by its client id, or give the delivery token.
     """
 
-    def __init__(self, group: Group, client: str, member: bool, operator: bool) -> None:
+    def __init__(self, group: Group, session: Session, member: bool, operator: bool) -> None:
         self.group: Group = group
-        self.client: str = client
+        self.session: Session = session
+        self.client: str = session.client_id
         self.member: bool = member
         self.operator: bool = operator
 
@@ -123,6 +128,8 @@ class QueueDoor:
         self._validators: dict[str, Validator] = {}
         self._topics: dict[bytes, QueueTopic] = {}
         self._wishes = Wishes()
+        self._token = Token()  # the one of the settlement at hand
+        self._next_warning: float = 0.0  # when the log may hear of a wrong token again
         self.members: QueueMembers = QueueMembers(engine, self.open)
         self.abroad: Abroad | None = None  # None: all queues are here
         self.admin: AdminTopics | None = None  # who carries out what is published to $admin/...
@@ -447,7 +454,10 @@ class QueueDoor:
         if queue is None:
             raise UnknownDelivery(name.decode("utf-8", "replace"))
         settler = self._settler_of(queue, wishes.group, session)
-        token = read_token(wishes.token) if wishes.token else 0
+        token = self._token
+        token.counter = 0
+        if wishes.token:
+            read_token(wishes.token, token)
         if more is None or len(more) == 1:
             place = wishes.token.partition(b".")[2]
             self._settle_one(known.verb, settler, name, token, place)
@@ -461,16 +471,16 @@ class QueueDoor:
         """Return the group that a client settles for, and on what grounds."""
         consumer = session.by_queue.get(queue.name)
         if consumer is not None and consumer.group is not None and (not name or name == consumer.group_name):
-            return Settler(consumer.group, session.client_id, True, False)
+            return Settler(consumer.group, session, True, False)
         name = name or default_group(session.client_id)
         group = queue.groups.get(name)
         if group is None:
             raise UnknownGroup(queue.name, name)
         grant = session.grant
         operator = grant is not None and grant.allows(QUEUE_ADMIN, queue.name.encode())
-        return Settler(group, session.client_id, False, operator)
+        return Settler(group, session, False, operator)
 
-    def _settle_one(self, verb: i64, settler: Settler, name: bytes, token: i64, place: bytes) -> None:
+    def _settle_one(self, verb: i64, settler: Settler, name: bytes, token: Token, place: bytes) -> None:
         """`place` is the position of the message in the log, if the token has it."""
         group = settler.group
         client = settler.client
@@ -482,16 +492,19 @@ class QueueDoor:
         elif verb == REJECT:
             reason = self._read_reason()
         try:
-            lease = engine.lease_of(group, name, token, "" if settler.operator else client)
+            lease = engine.lease_of(
+                group, name, token, "" if settler.operator and not token.counter else client
+            )
         except (UnknownDelivery, StaleDelivery) as error:
-            if not token and not settler.member and not settler.operator:
-                if isinstance(error, StaleDelivery):
-                    raise NotHolder(name.decode("utf-8", "replace")) from None
+            known = isinstance(error, StaleDelivery)
+            if not token.counter and not self._may_settle_late(settler, name, known):
                 raise
             if verb == ACK and engine.finish_late(group, place or name, token, client):
                 return
             again = engine.retake(group, place or name, token, client) if verb != ACK else None
             if again is None:
+                if token.counter and engine.is_forged(group, place or name, token, client, known):
+                    self._refuse_token(settler, name)
                 raise
             lease = again
         if verb == ACK:
@@ -505,6 +518,39 @@ class QueueDoor:
         else:
             engine.release(lease)
 
+    def _may_settle_late(self, settler: Settler, name: bytes, known: bool) -> bool:
+        """Return whether a client may settle, without a token, a delivery that this run of the broker did not make.
+
+        An operator may. So may a member of the group that cannot send a token because it speaks MQTT 3.1.1; a member
+        could also receive the message and settle it then. `known`: this run knows the delivery, and it is another's.
+        """
+        if settler.operator or (settler.member and settler.session.lacks_properties):
+            return True
+        if known and not settler.member:
+            raise NotHolder(name.decode("utf-8", "replace")) from None
+        if settler.member and not known and self.engine.is_from_before(settler.group, name):
+            raise TokenNeeded(name.decode("utf-8", "replace")) from None
+        return False
+
+    def _refuse_token(self, settler: Settler, name: bytes) -> None:
+        """Refuse a token that its client was not given. Each is counted; the log hears of one in a second at most."""
+        session = settler.session
+        session.wrong_tokens += 1
+        session.router.counters.wrong_tokens += 1
+        connection = session.connection
+        if connection is not None and self.engine.now >= self._next_warning:
+            self._next_warning = self.engine.now + WARNING_SECONDS
+            facts: dict[str, object] = {
+                "client": session.client_id,
+                "user": session.user,
+                "peer": connection.peer(),
+                "queue": settler.group.queue.name,
+                "group": settler.group.name,
+                "count": session.wrong_tokens,
+            }
+            connection.broker.log("wrong delivery token", facts)
+        raise WrongToken(name.decode("utf-8", "replace")) from None
+
     def _read_reason(self) -> str:
         reason = self._wishes.reason.decode() or "rejected"
         if reason == "delivery-error":
@@ -513,7 +559,7 @@ class QueueDoor:
             raise InvalidQueueConfig(f"reason is {reason!r}", "Use delivery-error or unacceptable")
         return reason
 
-    def _settle_many(self, verb: i64, settler: Settler, ids: list[bytes], token: i64) -> None:
+    def _settle_many(self, verb: i64, settler: Settler, ids: list[bytes], token: Token) -> None:
         """A batch: all that can be settled is; the answer tells of the rest."""
         first: QueueError | None = None
         failed = 0

@@ -13,6 +13,7 @@ from sluice.errors import InvalidQueueConfig, TooManyIds
 from sluice.notation import parse_duration
 from sluice.queues.names import fault_of_group
 from sluice.queues.start import time_of
+from sluice.queues.tokens import Token
 from sluice.wire.packets import V5
 
 if TYPE_CHECKING:
@@ -104,13 +105,44 @@ def read_moment(text: bytes) -> i64:
         ) from None
 
 
-def read_token(text: bytes) -> i64:
-    """A delivery token, without the place of its message behind it; what is not one matches none."""
-    try:
-        token = int(text.partition(b".")[0], 16)
-    except ValueError:
-        return -1
-    return token if 0 < token < 1 << 63 else -1
+def read_token(text: bytes, token: Token) -> None:
+    """Read `<counter>-<run><tag>`, up to a dot. Text that is no token becomes a token that fits nothing."""
+    token.counter = -1
+    end: i64 = text.find(b".")
+    if end < 0:
+        end = len(text)
+    at: i64 = end - 25
+    if at < 1 or at > 16 or text[at] != 0x2D:
+        return
+    counter = _read_hex(text, 0, at)
+    run = _read_hex(text, at + 1, at + 9)
+    high = _read_hex(text, at + 9, at + 17)
+    low = _read_hex(text, at + 17, end)
+    if counter <= 0 or run < 0 or high < 0 or low < 0:
+        return
+    if high >= 0x8000_0000:
+        high -= 0x1_0000_0000
+    token.counter = counter
+    token.run = run
+    token.tag = (high << 32) | low
+
+
+def _read_hex(text: bytes, at: i64, end: i64) -> i64:
+    """Return the number that stands there in at most 16 hexadecimal digits, or -1."""
+    value: i64 = 0
+    while at < end:
+        byte: i64 = text[at]
+        at += 1
+        if 0x30 <= byte <= 0x39:
+            byte -= 0x30
+        elif 0x61 <= byte <= 0x66:
+            byte -= 0x57
+        else:
+            return -1
+        if value > 0x07FF_FFFF_FFFF_FFFF:
+            return -1
+        value = (value << 4) | byte
+    return value
 
 
 def read_ids(payload: bytes) -> list[bytes]:

@@ -99,6 +99,8 @@ class Session(Publisher):
         self.foreign: bool = (
             False  # its home is another cell: what it asks for here is meant for this cell alone
         )
+        self.lacks_properties: bool = False  # its client speaks MQTT 3.1.1, here or in its home cell
+        self.wrong_tokens: int = 0  # settlements with a delivery token that it was not given
         self.legs: Legs | None = None  # its lines to other cells of a cluster
         self.reader: OwnedReader | None = None  # while it is subscribed to its exclusive queue
         self.queue_requests: dict[

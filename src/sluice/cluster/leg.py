@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
-from sluice.broker.abroad import FarDelivery
+from sluice.broker.abroad import WITHOUT_PROPERTIES, FarDelivery
 from sluice.broker.abroad import Leg as Port
 from sluice.broker.connection import NO_LIMIT
 from sluice.broker.queue_topics import EXTEND, NACK, REJECT, RELEASE
@@ -113,6 +113,8 @@ class Leg(Port):
         connect = Connect(session.client_id, V5, self._fresh or not self.lasting, 0)
         connect.properties.session_expiry = session.expiry if self.lasting else 0
         connect.properties.receive_maximum = max(1, int(session.window))
+        if session.version != V5:
+            connect.properties.user.append(WITHOUT_PROPERTIES)
         connection = session.connection
         if connection is not None and connection.peer_limit != NO_LIMIT and session.version == V5:
             connect.properties.maximum_packet_size = int(connection.peer_limit)

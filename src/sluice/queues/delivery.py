@@ -39,7 +39,8 @@ class Lease:
         self.message: Message | None = None  # held while it is leased, read again for a retry
         self.consumer: Consumer | None = None
         self.holder: str = ""  # the client that had it last
-        self.token: i64 = 0
+        self.token: i64 = 0  # the counter of its delivery token,
+        self.tag: i64 = 0  # and the tag; 0: not known, the token was issued in an earlier run
         self.failures: i64 = 0
         self.attempt: i64 = 0  # counts deliveries that were not given back
         self.first_at: float = 0.0  # when it was first delivered

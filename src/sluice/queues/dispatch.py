@@ -143,7 +143,7 @@ def _lease(engine: Engine, cursor: Cursor, seq: i64, message: Message, consumer:
     lease.consumer = consumer
     lease.holder = consumer.client
     lease.state = LEASED
-    lease.token = engine.new_token()
+    engine.tokens.issue(lease, consumer, cursor.partition.pid)
     lease.attempt = lease.failures + 1
     lease.last_at = now
     lease.since = now
@@ -355,6 +355,7 @@ def join(engine: Engine, group: Group, consumer: Consumer) -> None:
     consumer.paused = False
     consumer.full_since = 0.0
     consumer.was_relieved = False
+    engine.tokens.admit(consumer, group.gid)
     group.consumers.append(consumer)
     group.queue.consumers += 1
     rebalance(engine, group)

@@ -15,7 +15,6 @@ lifecycle, dispatch, reading, settling, removal, timers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from random import Random
 from typing import Final
 
 from mypy_extensions import i64
@@ -48,6 +47,7 @@ from sluice.queues.reading import Read
 from sluice.queues.rules import STRICT, Rules
 from sluice.queues.segments import Segments
 from sluice.queues.timers import RETENTION_STEPS, Timers
+from sluice.queues.tokens import DeliveryTokens, Token
 from sluice.queues.young import Young
 from sluice.store.protocol import HEADER_BYTES
 
@@ -95,11 +95,7 @@ class Engine:
         self.next_qid: i64 = 1
         self.next_pid: i64 = 1
         self.next_gid: i64 = 1
-        self.next_token: i64 = 1
-        self.first_token: i64 = 1  # what is below was given out in an earlier life
-        self._token_bits: Random = Random(0)
-        self._steps: i64 = 0  # random bits for the next tokens,
-        self._steps_left: i64 = 0  # and for how many
+        self.tokens: DeliveryTokens = DeliveryTokens()
         self.closing: bool = False  # consumers leave because the server does
         self.joined: i64 = 0
         self.draw: Callable[[], float] = draw
@@ -393,33 +389,23 @@ class Engine:
 
     # ---- settling
 
-    def begin_tokens(self) -> None:
-        """Start the tokens of this run: behind those of every run before, because they begin with the time."""
-        lot = self.draw()  # two starts may be in the same millisecond
-        self._token_bits.seed(lot)
-        self.first_token = (i64(int(self.now * 1000.0)) << 20) + i64(int(lot * 1_048_576.0))
-        self.next_token = self.first_token
+    def begin_tokens(self, secret: bytes, run: i64) -> None:
+        """Start the delivery tokens of this run. `secret` is new if the store has none yet, and is stored then.
 
-    def new_token(self) -> i64:
-        """Return a token for one delivery, larger than every token before it.
-
-        A client that settles for another one proves by the token that it knows that delivery, so a token must not
-        follow from the one before: it begins with the present millisecond, and random bits are behind it. Tokens must
-        not get ahead of the clock, or they would fit in the next run: within a millisecond the steps are small.
+        The counters begin with the time and grow by one for each delivery, so they are behind those of every run
+        before, unless the clock was set back: for that case runs have numbers, which are random.
         """
-        start: i64 = i64(int(self.now * 1000.0)) << 20
-        if self.next_token < start:
-            self.next_token = start + i64(self._token_bits.getrandbits(20))
-        token = self.next_token
-        if self._steps_left == 0:
-            self._steps = i64(self._token_bits.getrandbits(40))
-            self._steps_left = 4
-        self.next_token = token + 1 + (self._steps & 1023)
-        self._steps >>= 10
-        self._steps_left -= 1
-        return token
+        lot = self.draw()  # two starts may be in the same millisecond
+        first: i64 = (i64(int(self.now * 1000.0)) << 20) + i64(int(lot * 1_048_576.0))
+        if self.tokens.secret:
+            secret = self.tokens.secret
+        else:
+            note = NoteWriter(notes.TOKEN_SECRET)
+            note.data(secret)
+            self.note(note, False)
+        self.tokens.begin(secret, run, first)
 
-    def lease_of(self, group: Group, name: bytes, token: i64, client: str) -> Lease:
+    def lease_of(self, group: Group, name: bytes, token: Token, client: str) -> Lease:
         """The delivery that a settling client means, if it may still settle it."""
         return settling.lease_of(self, group, name, token, client)
 
@@ -430,17 +416,25 @@ class Engine:
         lease.cursor.group.queue.process_latency.add(self.now - lease.last_at)
         settling.finish(self, lease, ACKED)
 
-    def finish_late(self, group: Group, name: bytes, token: i64, client: str) -> bool:
+    def finish_late(self, group: Group, name: bytes, token: Token, client: str) -> bool:
         """Done, and nothing is known of the delivery: whether it counts all the same."""
         return late.finish(self, group, name, token, client)
 
-    def retake(self, group: Group, name: bytes, token: i64, client: str) -> Lease | None:
+    def retake(self, group: Group, name: bytes, token: Token, client: str) -> Lease | None:
         """A delivery of which nothing is known, taken up again so that what is said of it counts."""
         return late.retake(self, group, name, token, client)
 
+    def is_from_before(self, group: Group, name: bytes) -> bool:
+        """Return whether the message is unsettled and an earlier run may have delivered it."""
+        return late.cursor_of(self, group, name) is not None
+
+    def is_forged(self, group: Group, name: bytes, token: Token, client: str, known: bool) -> bool:
+        """Return whether `token` was never issued to `client` for the unsettled message called `name`."""
+        return late.is_forged(self, group, name, token, client, known)
+
     def nack(self, lease: Lease, delay: float, description: str) -> None:
         """Failed: again after its backoff, or after `delay` seconds when that is not negative."""
-        if lease.state != LEASED and 0 < lease.token < self.first_token:
+        if lease.state != LEASED and 0 < lease.token < self.tokens.first:
             return  # it failed in an earlier life, and was counted then
         settling.check_held(lease)
         lease.cursor.group.nacked += 1

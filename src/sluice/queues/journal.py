@@ -45,6 +45,7 @@ BATCH: Final = (
 TOLD: Final = (
     13  # gid, pid, how far a reader is; if it begins there, what is lost already ends, else -1 (`losses`)
 )
+TOKEN_SECRET: Final = 14  # the secret that delivery tokens are derived from (`tokens`)
 
 KEPT_ROOM: Final = 1_048_576  # of a frame that was sent
 

@@ -2,16 +2,15 @@
 was started.
 
 No record tells what was leased, so the message counts as free from the start on. Late work is work all the same, and a
-late failure is one, as long as nobody has the message again: it is found by its place and the token of its delivery,
-taken up again for whoever had it, and then settled like any other. What has failed keeps its token, in the log as well:
-so what was counted before, and is said again because its answer was lost, is not counted twice.
+late failure is one, as long as nobody has the message again: it is found by its place, the token proves that this
+client received it, it is taken up again for that client, and then settled like any other. What has failed keeps its
+token, in the log as well: so what was counted before, and is said again because its answer was lost, is not counted
+twice.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-from mypy_extensions import i64
 
 from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import LEASED, READY, WAITING, Lease
@@ -20,34 +19,70 @@ from sluice.queues.journal import ACKED
 from sluice.queues.names import parse_message_id
 from sluice.queues.removal import take_from
 from sluice.queues.settling import finish as end
+from sluice.queues.tokens import Token
 
 if TYPE_CHECKING:
     from sluice.queues.engine import Engine
 
 
-def _cursor_of(engine: Engine, group: Group, name: bytes, token: i64) -> Cursor | None:
-    """Return the cursor of the message, if an earlier run can have delivered it.
-
-    No record tells which tokens an earlier run gave out. So the message must have been there before this run, or any
-    number below `first_token` would settle it.
-    """
-    if token and not 0 < token < engine.first_token:
+def cursor_of(engine: Engine, group: Group, name: bytes) -> Cursor | None:
+    """Return the cursor of the message called `name`, if it is unsettled and an earlier run can have delivered it."""
+    cursor = _cursor_at(engine, group, name)
+    if cursor is None:
         return None
+    _, seq = parse_message_id(name)
+    partition = cursor.partition
+    if seq >= partition.committed or int(seq) in partition.delayed or seq >= partition.restored:
+        return None
+    return cursor
+
+
+def _cursor_at(engine: Engine, group: Group, name: bytes) -> Cursor | None:
+    """Return the cursor of the message called `name`, if it is for the group and unsettled."""
     pid, seq = parse_message_id(name)
     partition = engine.partitions.get(int(pid))
     if partition is None or partition.queue is not group.queue or not partition.holds(seq):
         return None
     cursor = group.cursors[partition.number]
-    if cursor.settled(seq) or seq >= partition.committed or not partition.is_for(seq, group.gid):
-        return None
-    if int(seq) in partition.delayed or seq >= partition.restored:
+    if cursor.settled(seq) or not partition.is_for(seq, group.gid):
         return None
     return cursor
 
 
-def finish(engine: Engine, group: Group, name: bytes, token: i64, client: str) -> bool:
+def _cursor_for(engine: Engine, group: Group, name: bytes, token: Token, client: str) -> Cursor | None:
+    """Return the cursor of the message, if `token` proves that an earlier run delivered it to `client`.
+
+    Counter 0 is no token. The caller decides who may settle without one, and then the name is enough.
+    """
+    if token.counter < 0 or (token.counter and token.run == engine.tokens.run):
+        return None
+    cursor = cursor_of(engine, group, name)
+    if cursor is None or not token.counter:
+        return cursor
+    _, seq = parse_message_id(name)
+    if not engine.tokens.fits(token, group.gid, client, cursor.partition.pid, seq):
+        return None
+    return cursor
+
+
+def is_forged(engine: Engine, group: Group, name: bytes, token: Token, client: str, known: bool) -> bool:
+    """Return whether `token` was never issued to `client` for the message called `name`.
+
+    Only for a message that the group has still to settle: of others, no token says anything any more. `known`: there is
+    a delivery by that name. If the name tells no place, the token should have: each token of such a delivery does.
+    """
+    pid, seq = parse_message_id(name)
+    if pid < 0:
+        return known
+    cursor = _cursor_at(engine, group, name)
+    if cursor is None:
+        return False
+    return not engine.tokens.fits(token, group.gid, client, cursor.partition.pid, seq)
+
+
+def finish(engine: Engine, group: Group, name: bytes, token: Token, client: str) -> bool:
     """Done; whether it counts."""
-    cursor = _cursor_of(engine, group, name, token)
+    cursor = _cursor_for(engine, group, name, token, client)
     if cursor is None:
         return False
     _, seq = parse_message_id(name)
@@ -55,26 +90,29 @@ def finish(engine: Engine, group: Group, name: bytes, token: i64, client: str) -
     if lease is None:
         take_from(engine, cursor, seq, ACKED, None)
         return True
-    if not token or (lease.state == LEASED and lease.token != token and lease.holder != client):
+    if not token.counter or (
+        lease.state == LEASED and lease.token != token.counter and lease.holder != client
+    ):
         return False
     end(engine, lease, ACKED)
     return True
 
 
-def retake(engine: Engine, group: Group, name: bytes, token: i64, client: str) -> Lease | None:
+def retake(engine: Engine, group: Group, name: bytes, token: Token, client: str) -> Lease | None:
     """The delivery again, LEASED until a new deadline; None when the message is done, with another consumer, or must
     wait for an earlier one of its key. No consumer has it on its list, for it was not given out: its own words settle
     it, or the deadline does. One that has failed under this very token is what it is: it was counted. What the same
     client was given again meanwhile, because its session lasts, it speaks of by the old token as well."""
-    cursor = _cursor_of(engine, group, name, token)
+    cursor = _cursor_for(engine, group, name, token, client)
     if cursor is None:
         return None
     _, seq = parse_message_id(name)
+    counter = token.counter
     lease = cursor.leases.get(int(seq))
     if lease is not None:
-        if token and (token == lease.token or (lease.state == LEASED and lease.holder == client)):
+        if counter and (counter == lease.token or (lease.state == LEASED and lease.holder == client)):
             return lease
-        if token < lease.token or (lease.state != WAITING and lease.state != READY):
+        if counter < lease.token or (lease.state != WAITING and lease.state != READY):
             return None
         if lease.state == READY and not cursor.take_out_of_turn(seq):
             return None
@@ -90,12 +128,13 @@ def retake(engine: Engine, group: Group, name: bytes, token: i64, client: str) -
     return lease
 
 
-def _hold(engine: Engine, lease: Lease, token: i64, client: str) -> None:
+def _hold(engine: Engine, lease: Lease, token: Token, client: str) -> None:
     queue = lease.cursor.group.queue
     now = engine.now
     lease.holder = client
     lease.state = LEASED
-    lease.token = token
+    lease.token = token.counter
+    lease.tag = token.tag
     lease.attempt = lease.failures + 1
     lease.last_at = now
     lease.since = now

@@ -72,6 +72,14 @@ def write_hex(out: BytesWriter, value: i64) -> None:
         shift -= 4
 
 
+def write_hex_padded(out: BytesWriter, value: i64, digits: i64) -> None:
+    """Write the lowest `digits` of a number, negative ones in two's complement."""
+    shift: i64 = digits * 4 - 4
+    while shift >= 0:
+        out.append(_HEX[(value >> shift) & 15])
+        shift -= 4
+
+
 def message_id(pid: i64, seq: i64) -> bytes:
     """The id of a message whose publisher gave it none: unique in its store for ever."""
     out = BytesWriter()

@@ -57,6 +57,10 @@ class Consumer:
             0.0  # since when it has had no room for messages of its partitions; 0.0: it has
         )
         self.was_relieved: bool = False  # partitions were moved from it because it had no room for long
+        # What its delivery tokens have in common, set when it joins: see `tokens`.
+        self.token_mark_high: i64 = 0
+        self.token_mark_low: i64 = 0
+        self.token_run: bytes = b""
 
     def has_room(self) -> bool:
         """Whether it takes one more now: derived classes add what they know of the line. A consumer whose prefetch is

@@ -293,6 +293,8 @@ class EngineLoader:
             self._told(note)
         elif what == notes.BATCH:
             engine.batches.load(note)
+        elif what == notes.TOKEN_SECRET:
+            engine.tokens.secret = note.data()
         elif what == notes.DIED:
             queue = self._queue(note.number())
             if queue is not None:

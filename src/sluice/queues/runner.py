@@ -7,6 +7,7 @@ group commit without a timer. The runner owns the engine's clock, its wake-ups, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from secrets import token_bytes
 from typing import Any, Final
 
 from mypy_extensions import i64
@@ -25,6 +26,7 @@ from sluice.queues.reading import Read
 from sluice.queues.recovery import EngineLoader
 from sluice.queues.rules import Rules
 from sluice.queues.saving import Saving
+from sluice.queues.tokens import RUN_BYTES, SECRET_BYTES
 from sluice.store.protocol import ROW_BYTES, Record, Recovery, Store, pid_of_row, read_row
 
 LOOK_SECONDS: Final = 2.0  # a segment whose last messages do not go away for so long is compacted
@@ -47,7 +49,8 @@ class Runner:
     write can leave. `report` gets alerts and warnings. `call_later` is the loop's. `settle_seconds` is how long
     settlements alone wait for something more urgent to ride with: a frame of their own costs as much as a full one.
     With `call_soon`, the loop's, a frame that follows another at once waits for one look at the sockets first: under
-    load that makes frames fewer and larger, and costs nobody a timer."""
+    load that makes frames fewer and larger, and costs nobody a timer. `entropy` gives so many random bytes that nobody
+    can guess, for delivery tokens."""
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class Runner:
         report: Callable[[list[Alert], list[str]], None],
         settle_seconds: float = 0.0,
         call_soon: Callable[[Callable[[], None]], Any] | None = None,
+        entropy: Callable[[int], bytes] = token_bytes,
     ) -> None:
         self.engine: Engine = engine
         self.on_made: Callable[[Queue], None] | None = None  # hears of queues that the engine made by itself
@@ -72,6 +76,7 @@ class Runner:
         self._report = report
         self._settle_seconds = settle_seconds
         self._call_soon = call_soon
+        self._entropy = entropy
         self._gathering: bool = False  # a frame was just kept: what its answers bring goes into the next one
         self._gather: Callable[[], None] = self._gathered
         self._settle_timer: Any = None
@@ -121,7 +126,6 @@ class Runner:
         engine = self.engine
         engine.now = self._clock()
         engine.started_at = engine.now
-        engine.begin_tokens()
         loader = EngineLoader(engine, parse)
         recovery = self._store.open(loader)
         try:
@@ -134,6 +138,8 @@ class Runner:
     def begin(self) -> None:
         engine = self.engine
         self._begin_frame()
+        run = int.from_bytes(self._entropy(RUN_BYTES), "little")
+        engine.begin_tokens(self._entropy(SECRET_BYTES), run)
         self._unkept_from = self._open_from
         engine.exclusive.kept_before = self._open_from
         self._set_timer(engine.next_wake())

@@ -17,6 +17,7 @@ from sluice.queues.journal import ACKED, DEAD, NoteWriter
 from sluice.queues.names import message_id, parse_message_id
 from sluice.queues.reading import BURY, Read
 from sluice.queues.removal import drop_lease, expire_if_due, settle_one
+from sluice.queues.tokens import Token
 
 if TYPE_CHECKING:
     from sluice.queues.engine import Engine
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 # ---- who may settle what
 
 
-def lease_of(engine: Engine, group: Group, name: bytes, token: i64, client: str) -> Lease:
+def lease_of(engine: Engine, group: Group, name: bytes, token: Token, client: str) -> Lease:
     """The delivery that a settling client means, if it may still settle it."""
     found: Lease | None = None
     lease = group.own_ids.get(name) if group.own_ids else None
     while lease is not None:
-        if _may_settle(lease, token, client):
+        if _may_settle(engine, lease, token, client):
             return _seen(engine, lease, client)
         found = lease
         lease = lease.namesake
@@ -39,7 +40,7 @@ def lease_of(engine: Engine, group: Group, name: bytes, token: i64, client: str)
     if partition is not None and partition.queue is group.queue:
         lease = group.cursors[partition.number].leases.get(int(seq))
         if lease is not None:
-            if _may_settle(lease, token, client):
+            if _may_settle(engine, lease, token, client):
                 return _seen(engine, lease, client)
             found = lease
     sign_of_life(engine, group, client)
@@ -48,13 +49,19 @@ def lease_of(engine: Engine, group: Group, name: bytes, token: i64, client: str)
     raise StaleDelivery(name.decode("utf-8", "replace"))
 
 
-def _may_settle(lease: Lease, token: i64, client: str) -> bool:
+def _may_settle(engine: Engine, lease: Lease, token: Token, client: str) -> bool:
     """Return whether the token fits or, without a token, `client` held the delivery last.
 
-    An empty `client` is an operator, who may settle every delivery of the group.
+    An empty `client` is an operator, who may settle every delivery of the group. The tag of a lease from an earlier
+    run is not known: then the token must be one that was issued to `client`.
     """
-    if token:
-        return lease.token == token
+    if token.counter:
+        if lease.token != token.counter:
+            return False
+        if lease.tag:
+            return lease.tag == token.tag
+        cursor = lease.cursor
+        return engine.tokens.fits(token, cursor.group.gid, client, cursor.partition.pid, lease.seq)
     return not client or lease.holder == client
 
 

@@ -33,9 +33,8 @@ IN_PARTS: Final = (
 )
 WITH_TOKENS: Final = 6  # since then what waits for a retry has the token of the delivery that failed
 WITH_LOSSES: Final = 7  # since then a group that is read in bulk says what it was told, and what it has lost
-WITH_TIMES: Final = (
-    8  # since then it has the time spent of `total_timeout`, and when messages with a delay arrived
-)
+# Since then: the time spent of `total_timeout`, when messages with a delay arrived, and the secret of delivery tokens.
+WITH_TIMES: Final = 8
 OLDEST: Final = 3  # the oldest that can still be read: before there were compacted queues
 
 
@@ -48,6 +47,7 @@ def write_state(engine: Engine) -> NoteWriter:
     out.number(engine.next_qid)
     out.number(engine.next_pid)
     out.number(engine.next_gid)
+    out.data(engine.tokens.secret)
     engine.keeping.write_snapshot(out)
     engine.batches.write_snapshot(out, engine.now)
     out.number(len(engine.queues))
@@ -166,6 +166,8 @@ class SnapshotReader:
         engine.next_qid = note.number()
         engine.next_pid = note.number()
         engine.next_gid = note.number()
+        if note.what >= WITH_TIMES:
+            engine.tokens.secret = note.data()
         engine.keeping.load_snapshot(note)
         engine.batches.load_snapshot(note)
         for _ in range(note.number()):
