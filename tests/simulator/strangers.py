@@ -95,16 +95,6 @@ class Strangers:
             return None
         return max((one for one in known if one.number == number), key=lambda one: one.token.counter)
 
-    def _has_failed(self, number: Number) -> bool:
-        """Whether it has certainly failed in this run, so that no older token is valid."""
-        pair = self._oracle.pairs.get(number)
-        if pair is None or not pair.attempts.first.is_known:
-            return False
-        return len(pair.attempts.possible) == 1 and pair.attempts.possible[0].count not in (
-            0,
-            Failure.UNKNOWN,
-        )
-
 
 def _state(group: Group, number: Number) -> tuple[object, ...] | None:
     """What the engine knows of the delivery."""
