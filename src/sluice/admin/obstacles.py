@@ -175,7 +175,8 @@ def _key_is_busy(blocker: Lease, now: float, waiting: int, keys: int) -> Finding
     limit = "only one message" if most == 1 else f"only {most} messages"
     scope = "of the queue" if is_strict else "of a key"
     what = (
-        f"{waits} because of {order}: consumer {blocker.holder} holds message {lease_name(blocker)}{'' if is_strict else key} since "
+        f"{waits} because of {order}: consumer {blocker.holder} holds message "
+        f"{lease_name(blocker)}{'' if is_strict else key} since "
         f"{words.moment(blocker.last_at, now)}{others}, and {limit} {scope} {'is' if most == 1 else 'are'} "
         "delivered at a time"
     )
