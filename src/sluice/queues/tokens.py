@@ -12,7 +12,7 @@ uses, because a counter is issued once in a run and every run has keys of its ow
 with a probability of 2^-64. All keys follow from the secret of the store, which the store keeps, so
 the tokens of earlier runs and earlier owners can be checked.
 
-Nothing is hashed for a delivery. SHAKE-256 makes the pads of 256 counters at once, and HMAC-SHA256
+Nothing is hashed for a delivery. SHAKE-128 makes the pads of 256 counters at once, and HMAC-SHA256
 makes the part that stands for group and client when a consumer joins.
 
 This module draws no random numbers: secret and run are handed in.
@@ -21,7 +21,7 @@ This module draws no random numbers: secret and run are handed in.
 from __future__ import annotations
 
 import hmac
-from hashlib import shake_256
+from hashlib import shake_128
 from typing import TYPE_CHECKING, Final
 
 from librt.strings import read_i64_le
@@ -56,7 +56,7 @@ class RunKeys:
     def __init__(self, secret: bytes, run: i64) -> None:
         self.run: i64 = run
         self._key: bytes = hmac.digest(secret, b"delivery tokens" + int(run).to_bytes(8, "little"), "sha256")
-        keys = _residues(shake_256(self._key + b"hash").digest(48))
+        keys = _residues(shake_128(self._key + b"hash").digest(48))
         self._high_first: i64 = keys[0]
         self._high_second: i64 = keys[1]
         self._high_pid: i64 = keys[2]
@@ -72,7 +72,7 @@ class RunKeys:
 
     def pads(self, block: i64) -> bytes:
         """Return the pads of the 256 counters of `block`."""
-        return shake_256(self._key + b"pads" + int(block).to_bytes(8, "little")).digest(8 << _PAD_BITS)
+        return shake_128(self._key + b"pads" + int(block).to_bytes(8, "little")).digest(8 << _PAD_BITS)
 
     def hash(self, mark_high: i64, mark_low: i64, pid: i64, seq: i64) -> i64:
         """Return the universal hash. No step leaves 63 bits, so it is the same with and without a compiler."""
