@@ -202,7 +202,7 @@ def test_a_group_shows_its_books_and_its_consumers(run: Run, door: FakeDoor) -> 
     [
         ({}, "ok"),
         ({"stalled": True}, "stalled"),
-        ({"connected": False}, "away"),
+        ({"connected": False}, "disconnected"),
         ({"slow": True}, "slow"),
         ({"exclusive": True, "priority": 2}, "ok, exclusive, priority 2"),
     ],

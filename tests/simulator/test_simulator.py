@@ -24,12 +24,14 @@ def test_worlds_in_which_nothing_is_lost_double_or_out_of_order(seed: int) -> No
     run(seed, 300)
 
 
+@pytest.mark.timeout(300)
 def test_a_longer_life_with_an_order_to_keep() -> None:
     world = run(5, 2500, ordering=PER_KEY, batch_size=1, partitions=2)
     assert world.counts["crashes"] > 10 and world.counts["rests"] >= 1
     run(6, 1000, ordering=STRICT, batch_size=1)
 
 
+@pytest.mark.timeout(300)  # half a minute of CPU time where the queues are not compiled
 @pytest.mark.parametrize(
     ("seed", "steps"),
     [

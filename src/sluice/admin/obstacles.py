@@ -171,12 +171,12 @@ def _key_is_busy(blocker: Lease, now: float, waiting: int, keys: int) -> Finding
     waits = words.messages(waiting, "waits", "wait") if waiting else "it waits"
     message = blocker.message
     key = f" of key {message.key.decode('utf-8', 'replace')!r}" if message is not None and message.key else ""
+    name = lease_name(blocker) + ("" if is_strict else key)
     others = f" ({keys:,} keys are busy, this one the longest)" if keys > 1 else ""
     limit = "only one message" if most == 1 else f"only {most} messages"
     scope = "of the queue" if is_strict else "of a key"
     what = (
-        f"{waits} because of {order}: consumer {blocker.holder} holds message "
-        f"{lease_name(blocker)}{'' if is_strict else key} since "
+        f"{waits} because of {order}: consumer {blocker.holder} holds message {name} since "
         f"{words.moment(blocker.last_at, now)}{others}, and {limit} {scope} {'is' if most == 1 else 'are'} "
         "delivered at a time"
     )
