@@ -54,7 +54,7 @@ SERVER: dict[str, str] = {
     "ecq.max_keys": "of one owner",
     "ecq.durability": "`sync`: answered when on disk. `interval`: when written, synced within 200 ms",
     "bulk.max_batch_bytes": "largest batch that is committed at once, as sent and unpacked; see [bulk.md](bulk.md)",
-    "bulk.max_batch_rows": "most rows of a batch: a row takes some 300 bytes of memory, however small it is",
+    "bulk.max_batch_rows": "most rows of a batch: a row takes some 200 bytes of memory, however small it is",
     "bulk.max_stage_bytes": "batches that wait for their commit, all together",
     "bulk.stage_ttl": "how long one waits",
     "redis.prefix": "what all keys begin with: brokers with a store each may share one Redis",

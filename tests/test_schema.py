@@ -269,6 +269,7 @@ def test_items_are_unique_as_json_schema_says(items: str, is_unique: bool) -> No
         ({"enum": list(range(100))}, "1e-300"),
         ({"const": 1.5}, "1.5"),
         ({"minimum": 0.5, "maximum": 1e9}, "1e-300"),
+        ({"minimum": 1}, "1e300"),
     ],
 )
 def test_numbers_that_are_slow_to_compare_bound_the_payload(schema: object, number: str) -> None:

@@ -150,7 +150,7 @@ def stream_of(batches: list[pa.RecordBatch], codec: str | None = "zstd") -> byte
 
 
 def test_rows_without_bytes_are_counted_before_they_are_read() -> None:
-    """Empty values and columns of nulls: two million rows in a few KB, each an object of 300 bytes."""
+    """Empty values and columns of nulls: two million rows in a few KB, each an object in memory."""
     rows = 2 * MAX_ROWS
     offsets = pa.py_buffer(bytes(4 * (rows + 1)))
     empty = pa.Array.from_buffers(pa.binary(), rows, [None, offsets, pa.py_buffer(b"")])

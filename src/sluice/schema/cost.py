@@ -34,7 +34,7 @@ RETURN_NS: Final = 100  # looking up a remembered result
 CONSTANT_NS: Final = 350  # for each value in a container of `const` and `enum`
 STRING_NS: Final = 100  # starting a regular expression
 UNIQUE_NS: Final = 1_500  # calling `uniqueItems`
-COMPARED_NS: Final = 2_000  # `uniqueItems`, for each value inside
+COMPARED_NS: Final = 2_500  # `uniqueItems`, for each value inside
 FORMAT_NS: Final = 3_000
 FORMAT_BYTE_NS: Final = 15
 NAMES_BYTE_NS: Final = 150  # formats that look up each character, or parse an expression
@@ -78,7 +78,7 @@ class NumberCost(NamedTuple):
 
 
 WHOLE: Final = NumberCost(whole_bound=350, bound=1_500, whole_divisor=350, divisor=3_000, constant=2_000)
-SLOW: Final = NumberCost(whole_bound=500, bound=6_000, whole_divisor=1_500, divisor=12_000, constant=8_000)
+SLOW: Final = NumberCost(whole_bound=1_000, bound=6_000, whole_divisor=1_500, divisor=12_000, constant=8_000)
 EXTREME: Final = 8  # times as much where the schema's own number is very large or small
 
 
