@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sluice.errors import InvalidQueueConfig
+from sluice.queues.config import MAX_BINDING_LEVELS, read_config
 from sluice.wire.encode import encode
 from sluice.wire.packets import V5, Pingreq, Pingresp, Publish, Suback, Subscribe, SubscriptionRequest
 from tests.broker.kit import Client, House, props, will
@@ -229,7 +231,7 @@ def test_filters_of_a_client_have_so_many_bytes_with_their_levels() -> None:
 def test_options_of_queue_subscriptions_have_so_many_characters() -> None:
     house = QueueHouse()
     client = house.connect("c")
-    long = props(user=[("note", "x" * 5000)])
+    long = props(user=[("note", "x" * 9000)])
     client.send(Subscribe(1, [SubscriptionRequest(b"$queue/a", 1), SubscriptionRequest(b"a", 1)], long))
     assert client.first(Suback).reasons == [0x97, 1]
     assert house.engine.queues == {}
@@ -271,3 +273,11 @@ def test_a_will_that_is_too_deep_to_be_retained_names_the_limit() -> None:
     assert client.connack.reason == 0x90
     properties = client.connack.properties
     assert properties is not None and "mqtt.max_topic_levels" in (properties.reason_string or "")
+
+
+def test_a_binding_has_so_many_levels_and_no_more() -> None:
+    """In a cluster each of them is a level of the tree that publishes are routed by."""
+    deepest = "/".join(["a"] * MAX_BINDING_LEVELS)
+    assert read_config({"bindings": [deepest]}, "q").bindings
+    with pytest.raises(InvalidQueueConfig, match="levels"):
+        read_config({"bindings": [deepest + "/a"]}, "q")

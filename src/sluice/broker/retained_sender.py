@@ -50,6 +50,8 @@ class RetainedSender:
         wanted = self._active.pop(topic_filter, None)
         if wanted is not None:
             wanted.cancelled = True
+            if not self._active:
+                self._walk = None  # nothing is left to be found
 
     def start(self) -> None:
         """Do the first slice of the work that was added, unless earlier work is under way."""

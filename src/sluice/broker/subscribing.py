@@ -38,7 +38,7 @@ TOO_MANY_FILTERS: Final = (
 )
 MAX_OPTIONS: Final = 64  # user properties of a SUBSCRIBE: each filter for a queue is asked about all of them
 TOO_MANY_OPTIONS: Final = f"a SUBSCRIBE has at most {MAX_OPTIONS} user properties here; send fewer"
-MAX_OPTION_CHARACTERS: Final = 4096
+MAX_OPTION_CHARACTERS: Final = 8192
 TOO_LONG_OPTIONS: Final = (
     f"the user properties of a subscription to queues have at most {MAX_OPTION_CHARACTERS} characters here"
 )
