@@ -250,6 +250,8 @@ def test_unique_items_take_time_in_proportion_to_the_array(payload: bytes) -> No
         ('[{"a": 1}, {"a": 2}, {"b": 1}, ["a", 1], "a"]', True), ('[null, null]', False),
         ('[0, -0.0]', False), ('["\\ud800", ["\\ud800"], "a"]', True), ('["a", "b", "a"]', False), ('{}', True),
         ('[[true], [1]]', True), ('["[1]", [1]]', True), ('[[1e400], [2]]', True),
+        ('[[10000000000000000000000], [1e22]]', False), ('[[[-1e22]], [[-10000000000000000000000]]]', False),
+        ('[[10000000000000000000001], [1e22]]', True), ('[[18446744073709551616], [1.8446744073709552e19]]', False),
     ],
 )  # fmt: skip
 def test_items_are_unique_as_json_schema_says(items: str, is_unique: bool) -> None:

@@ -11,12 +11,14 @@ members does not matter.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 NOT_UNIQUE: Final = "the items are not unique"
 
 _CONSTANTS: Final = {None: b"null", False: b"false", True: b"true"}
 _MAX_WORD: Final = 1 << 64
+_LONG_NUMBER: Final = re.compile("[0-9]{19}")  # an integer that may equal a float in exponent notation
 
 
 class UniqueItems:
@@ -57,7 +59,7 @@ def _key(item: object) -> str | bytes | int | float:
         is_long = isinstance(number, int) and abs(number) >= _MAX_WORD
         return b"%d" % number if is_long else number
     text = repr(item)
-    if "{" in text or "." in text or "e+" in text:
+    if "{" in text or "." in text or "e+" in text or _LONG_NUMBER.search(text):
         text = repr(_plain(item))
     return text.encode("utf-8", "surrogatepass")
 
