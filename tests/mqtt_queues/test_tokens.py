@@ -122,6 +122,27 @@ def test_wrong_tokens_are_counted_by_client_and_logged_once_a_second(house: Queu
     assert [told["count"] for told in events] == [1, 21]
 
 
+@pytest.mark.parametrize("run", ["present", "earlier"])
+def test_a_packet_with_a_wrong_token_for_many_deliveries_is_counted_once(house: QueueHouse, run: str) -> None:
+    worker = house.connect("worker-1")
+    join(worker, "$queue/jobs")
+    for _ in range(50):
+        put(worker, "$queue/jobs", b"x")
+    messages = take(worker)
+    names = ["gone-1", *(facts(message)["message-id"] for message in messages)]
+    token = token_of(messages[0])
+    token = token[:-1] + ("0" if token[-1] != "0" else "1")
+    if run == "earlier":
+        house.restart()
+    thief = house.connect("thief")
+    wishes = {"consumer-group": "worker", "delivery-token": token}
+    for nth in (1, 2):
+        reason, why = put(thief, "$queue/jobs/$ack", json.dumps(names).encode(), wishes=wishes)
+        assert (reason != 0, "51 of 51" in why) == (True, True)
+        assert (house.counters.wrong_tokens, house.depth("jobs")) == (nth, 50)
+    assert len([event for event, _ in house.log if event == "wrong delivery token"]) == 1
+
+
 def test_a_late_settlement_is_not_counted_as_a_wrong_token(house: QueueHouse) -> None:
     message = held(house)
     second = house.connect("worker-2")

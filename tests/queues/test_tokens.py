@@ -180,6 +180,25 @@ def test_tags_are_as_defined_with_and_without_a_compiler(
         assert not later.fits(token, 9, client, pid, seq ^ 1)
 
 
+def test_tokens_of_several_runs_and_blocks_are_checked_in_any_order(engine: EngineUnderTest) -> None:
+    """The pads of the last check are kept, and must not be used for another run, block or secret."""
+    lease = Lease(engine.group().cursors[0], 5, 0)
+    consumer = Consumer("w", 1, 0, False)
+    tokens, issued = DeliveryTokens(), []
+    for run in (7, 8):
+        tokens.begin(bytes(32), run, 250)
+        tokens.admit(consumer, 9)
+        for _ in range(12):  # counters 250 to 261 are in two blocks
+            tokens.issue(lease, consumer, 3)
+            issued.append(Token(lease.token, run, lease.tag))
+    for token in (*issued, *issued[::5], *reversed(issued)):
+        assert tokens.fits(token, 9, "w", 3, 5)
+        assert not tokens.fits(Token(token.counter, 15 - token.run, token.tag), 9, "w", 3, 5)
+    assert tokens.fits(issued[-1], 9, "w", 3, 5)
+    tokens.begin(bytes([1] * 32), 8, 250)
+    assert not tokens.fits(issued[-1], 9, "w", 3, 5)
+
+
 def test_a_delivery_that_was_released_is_not_settled_by_its_token(engine: EngineUnderTest) -> None:
     engine.publish(b"job")
     worker = engine.worker("w")

@@ -460,7 +460,11 @@ class QueueDoor:
             read_token(wishes.token, token)
         if more is None or len(more) == 1:
             place = wishes.token.partition(b".")[2]
-            self._settle_one(known.verb, settler, name, token, place)
+            try:
+                self._settle_one(known.verb, settler, name, token, place)
+            except WrongToken:
+                self._count_wrong_token(settler)
+                raise
         else:
             self._settle_many(known.verb, settler, more, token)
         if packet.qos > 0:
@@ -504,7 +508,7 @@ class QueueDoor:
             again = engine.retake(group, place or name, token, client) if verb != ACK else None
             if again is None:
                 if token.counter and engine.is_forged(group, place or name, token, client, known):
-                    self._refuse_token(settler, name)
+                    raise WrongToken(name.decode("utf-8", "replace")) from None
                 raise
             lease = again
         if verb == ACK:
@@ -532,8 +536,8 @@ class QueueDoor:
             raise TokenNeeded(name.decode("utf-8", "replace")) from None
         return False
 
-    def _refuse_token(self, settler: Settler, name: bytes) -> None:
-        """Refuse a token that its client was not given. Each is counted; the log hears of one in a second at most."""
+    def _count_wrong_token(self, settler: Settler) -> None:
+        """Count a packet whose token its client was not given, and log at most one in a second."""
         session = settler.session
         session.wrong_tokens += 1
         session.router.counters.wrong_tokens += 1
@@ -549,7 +553,6 @@ class QueueDoor:
                 "count": session.wrong_tokens,
             }
             connection.broker.log("wrong delivery token", facts)
-        raise WrongToken(name.decode("utf-8", "replace")) from None
 
     def _read_reason(self) -> str:
         reason = self._wishes.reason.decode() or "rejected"
@@ -563,12 +566,17 @@ class QueueDoor:
         """A batch: all that can be settled is; the answer tells of the rest."""
         first: QueueError | None = None
         failed = 0
+        is_wrong_token = False
         for name in ids:
             try:
                 self._settle_one(verb, settler, name, token, b"")
             except QueueError as error:
                 failed += 1
                 first = first or error
+                if isinstance(error, WrongToken):
+                    is_wrong_token = True
+        if is_wrong_token:
+            self._count_wrong_token(settler)
         if first is not None:
             first.do = f"{failed} of {len(ids)} could not be settled. {first.do}"
             raise first

@@ -99,6 +99,9 @@ class DeliveryTokens:
         self._earlier: RunKeys = self._keys  # of the earlier run that was asked for last
         self._block: i64 = -1
         self._pads: bytes = b""
+        self._checked: RunKeys = self._keys  # run and block of the token that was checked last, and its pads
+        self._checked_block: i64 = -1
+        self._checked_pads: bytes = b""
         self._text: bytes = b""
 
     def begin(self, secret: bytes, run: i64, first: i64) -> None:
@@ -110,6 +113,8 @@ class DeliveryTokens:
         self._keys = RunKeys(secret, run)
         self._earlier = self._keys
         self._block = -1
+        self._checked = self._keys
+        self._checked_block = -1
         self._text = b"-%08x" % int(run)
 
     def admit(self, consumer: Consumer, gid: i64) -> None:
@@ -133,7 +138,10 @@ class DeliveryTokens:
         )
 
     def fits(self, token: Token, gid: i64, client: str, pid: i64, seq: i64) -> bool:
-        """Return whether a run of this store issued `token` to `client` for this message. Slow: hashes."""
+        """Return whether a run of this store issued `token` to `client` for this message. Slow: hashes.
+
+        The pads of the last token are kept: a packet may present one token for many messages.
+        """
         if token.counter <= 0:
             return False
         keys = self._keys
@@ -142,8 +150,12 @@ class DeliveryTokens:
                 self._earlier = RunKeys(self.secret, token.run)
             keys = self._earlier
         marks = keys.marks(gid, client)
-        pads = keys.pads(token.counter >> _PAD_BITS)
-        tag = read_i64_le(pads, (token.counter & _PAD_MASK) << 3) ^ keys.hash(marks[0], marks[1], pid, seq)
+        block: i64 = token.counter >> _PAD_BITS
+        if block != self._checked_block or keys is not self._checked:
+            self._checked_pads = keys.pads(block)
+            self._checked_block = block
+            self._checked = keys
+        tag = read_i64_le(self._checked_pads, (token.counter & _PAD_MASK) << 3) ^ keys.hash(marks[0], marks[1], pid, seq)
         return hmac.compare_digest(_bytes_of(tag), _bytes_of(token.tag))
 
 
