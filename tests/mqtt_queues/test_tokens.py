@@ -154,3 +154,40 @@ def test_a_late_settlement_is_not_counted_as_a_wrong_token(house: QueueHouse) ->
     assert (reason, "another consumer" in why) == (0x83, True)
     assert (house.counters.wrong_tokens, sessions["worker-1"].wrong_tokens) == (0, 0)
     assert payloads(take(second)) == [b"x"]
+
+
+def test_a_late_settlement_with_the_token_of_another_client_is_not_counted_as_a_wrong_token(
+    house: QueueHouse,
+) -> None:
+    message = held(house)
+    delegate = house.connect("delegate")
+    second = house.connect("worker-2")
+    join(second, "$queue/jobs")
+    wishes = {"consumer_group": "worker", "delivery_token": token_of(message)}
+    house.advance(40)
+    (again,) = take(second)
+    for verb in VERBS:
+        reason, why = settle(delegate, verb, message, **wishes)
+        assert (reason, "another consumer" in why) == (0x83, True)
+    assert (house.counters.wrong_tokens, house.depth("jobs")) == (0, 1)
+    assert not [event for event, _ in house.log if event == "wrong delivery token"]
+    current = token_of(again)
+    guess = current[:-1] + ("0" if current[-1] != "0" else "1")
+    reason, why = settle(delegate, "ack", message, consumer_group="worker", delivery_token=guess)
+    assert (reason, "as it came" in why, house.counters.wrong_tokens) == (0x83, True, 1)
+    assert settle(delegate, "ack", message, consumer_group="worker", delivery_token=current) == (0, "")
+
+
+def test_a_delegate_that_settles_a_released_delivery_is_not_counted_as_a_wrong_token(
+    house: QueueHouse,
+) -> None:
+    worker = house.connect("worker-1")
+    join(worker, "$queue/jobs")
+    put(worker, "$queue/jobs", b"x")
+    (message,) = take(worker)
+    join(worker, "$queue/jobs", prefetch=0)
+    delegate = house.connect("delegate")
+    wishes = {"consumer_group": "worker", "delivery_token": token_of(message)}
+    assert settle(delegate, "release", message, **wishes) == (0, "")
+    assert settle(delegate, "ack", message, **wishes)[0] != 0
+    assert (house.counters.wrong_tokens, house.depth("jobs")) == (0, 1)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mypy_extensions import i64
+
 from sluice.queues.cursor import Cursor
 from sluice.queues.delivery import LEASED, READY, WAITING, Lease
 from sluice.queues.group import Group
@@ -70,6 +72,9 @@ def is_forged(engine: Engine, group: Group, name: bytes, token: Token, client: s
 
     Only for a message that the group has still to settle: of others, no token says anything any more. `known`: there is
     a delivery by that name. If the name tells no place, the token should have: each token of such a delivery does.
+
+    A token of this run for a delivery that is over may be one that another client received and handed on.
+    It settles nothing, genuine or not, and counts as stale: its client, which the tag depends on, is not known here.
     """
     pid, seq = parse_message_id(name)
     if pid < 0:
@@ -77,7 +82,17 @@ def is_forged(engine: Engine, group: Group, name: bytes, token: Token, client: s
     cursor = _cursor_at(engine, group, name)
     if cursor is None:
         return False
+    if engine.tokens.has_issued(token) and _is_superseded(cursor, seq, token.counter):
+        return False
     return not engine.tokens.fits(token, group.gid, client, cursor.partition.pid, seq)
+
+
+def _is_superseded(cursor: Cursor, seq: i64, counter: i64) -> bool:
+    """Return whether a delivery with this counter would be over: delivered again since, or released."""
+    lease = cursor.leases.get(int(seq))
+    if lease is not None:
+        return counter < lease.token
+    return cursor.returned is not None and int(seq) in cursor.returned
 
 
 def finish(engine: Engine, group: Group, name: bytes, token: Token, client: str) -> bool:

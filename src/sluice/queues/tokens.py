@@ -137,6 +137,10 @@ class DeliveryTokens:
             consumer.token_mark_high, consumer.token_mark_low, pid, lease.seq
         )
 
+    def has_issued(self, token: Token) -> bool:
+        """Return whether the counter of `token` is one that this run has issued. Does not check the tag."""
+        return token.run == self.run and self.first <= token.counter < self._next
+
     def fits(self, token: Token, gid: i64, client: str, pid: i64, seq: i64) -> bool:
         """Return whether a run of this store issued `token` to `client` for this message. Slow: hashes.
 
