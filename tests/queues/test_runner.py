@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.queues.kit import EngineUnderTest, MemoryKeeper
+import pytest
+
+from sluice.queues.engine import Engine
+from sluice.queues.keeping import Kept
+from sluice.queues.rules import Rules
+from sluice.queues.runner import Runner
+from sluice.store.memory import MemoryStore
+from tests.queues.kit import EngineUnderTest, Loop, MemoryKeeper, parse_rules
 
 
 def test_when_kept_calls_back_after_the_commit_of_all_so_far_and_not_of_what_comes_later() -> None:
@@ -94,3 +101,45 @@ def test_look_reads_what_is_kept_and_says_what_is_gone(engine: EngineUnderTest) 
     )
     engine.settle_down()
     assert found == [b"here", None]
+
+
+def test_the_secret_of_tokens_survives_a_power_cut_once_the_broker_serves() -> None:
+    keeper = MemoryKeeper()
+    engine = EngineUnderTest(keeper)
+    secret = engine.engine.tokens.secret
+    keeper.cut_power()
+    engine.start_again()
+    assert engine.engine.tokens.secret == secret
+
+
+def test_a_broker_is_restored_after_its_secret_of_tokens_is_stored() -> None:
+    loop, store = Loop(), MemoryStore(lambda call, *arguments: loop.call_soon(call, *arguments))
+    engine = Engine(lambda name: (Rules(name), "{}"), lambda: 0.5)
+    runner = Runner(engine, store, loop.clock, loop.call_later, lambda: None, lambda alerts, warnings: None)
+    runner.open(parse_rules)
+    store.hold()
+    restored: list[list[Kept]] = []
+    runner.restore(restored.append)
+    loop.turn(lambda: False)
+    assert (restored, store.unsynced()) == ([], 1)
+    store.release()
+    loop.turn(lambda: False)
+    assert (restored, store.unsynced()) == ([[]], 0)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_salvage_ends_with_a_snapshot_also_when_records_wait(waits: bool) -> None:
+    keeper = MemoryKeeper(segment_bytes=4_000, snapshot_bytes=1 << 20)
+    engine = EngineUnderTest(keeper)
+    engine.engine.keeping.is_whole = False  # no snapshot while the broker is restored
+    for _ in range(5):
+        engine.publish(bytes(1_000))
+    engine.engine.keeping.is_whole = True
+    assert engine.store.wants_snapshot()
+    if waits:
+        engine.send(b"in the open frame")
+    engine.runner.leave_damage_behind()
+    engine.loop.turn(keeper.is_busy)
+    assert not engine.store.wants_snapshot()
+    engine.crash_and_restart()
+    assert engine.depth() == 5 + waits

@@ -402,7 +402,7 @@ class Engine:
         else:
             note = NoteWriter(notes.TOKEN_SECRET)
             note.data(secret)
-            self.note(note, False)
+            self.note(note, True)  # without the secret, tokens that clients hold cannot be checked
         self.tokens.begin(secret, run, first)
 
     def lease_of(self, group: Group, name: bytes, token: Token, client: str) -> Lease:

@@ -145,7 +145,14 @@ class Runner:
         self._set_timer(engine.next_wake())
 
     def restore(self, done: Callable[[list[Kept]], None]) -> None:
-        """Read what the broker itself had asked to keep, oldest first."""
+        """Read what the broker itself had asked to keep, oldest first.
+
+        A new secret of delivery tokens is synced before: the broker serves nobody until `done` is called, so no token
+        leaves it that a power cut could make unknown.
+        """
+        self.when_kept(_Restoring(self, done))
+
+    def read_kept(self, done: Callable[[list[Kept]], None]) -> None:
         self._store.read(self.engine.keeping.found(), _Restored(self.engine, done))
 
     # ---- turns
@@ -370,8 +377,15 @@ class Runner:
         return True
 
     def leave_damage_behind(self) -> None:
-        """After a salvage: a snapshot now, so that the next start begins behind what was broken."""
-        if self._frame is None and not self.engine.journal.waits() and self._store.wants_snapshot():
+        """After a salvage: a snapshot now, so that the next start begins behind what was broken.
+
+        A snapshot covers whole frames. If records wait, their commit takes the snapshot: the one made here, or the one
+        that follows the frame under way.
+        """
+        if self.engine.journal.waits():
+            if self._frame is None and not self._held:
+                self._commit()
+        elif self._saving is None and self._store.wants_snapshot():
             self._snapshot()
 
     def _sealed(self) -> list[int]:
@@ -585,6 +599,15 @@ class _MoveDone:
 
     def __call__(self, records: list[bytes | None]) -> None:
         self._runner.moved(self._living, records)
+
+
+class _Restoring:
+    def __init__(self, runner: Runner, done: Callable[[list[Kept]], None]) -> None:
+        self._runner = runner
+        self._done = done
+
+    def __call__(self) -> None:
+        self._runner.read_kept(self._done)
 
 
 class _Restored:
