@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
+from sluice.queues.snapshot import write_state
 from tests.queues.conftest import MakeEngine
-from tests.queues.kit import EngineUnderTest
+from tests.queues.kit import EngineUnderTest, MemoryKeeper
 
 
 def test_settled_messages_are_kept_for_their_retention_and_no_longer(make: MakeEngine) -> None:
@@ -224,3 +227,18 @@ def test_a_purge_takes_what_is_kept_as_well(make: MakeEngine) -> None:
     assert engine.queue().partitions[0].live == 0 and engine.depth() == 0
     engine.crash_and_restart()
     assert engine.queue().partitions[0].live == 0
+
+
+def test_a_snapshot_of_many_delayed_messages_takes_little_more_memory_than_it_writes() -> None:
+    engine = EngineUnderTest(MemoryKeeper(), message_ttl=0.0)
+    engine.queue()
+    for _ in range(20_000):
+        engine.send(b"x", delay=3600)
+    engine.settle_down()
+    tracemalloc.start()
+    try:
+        write_state(engine.engine)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 20_000 * 64, "16 bytes of each are written"

@@ -21,6 +21,7 @@ from sluice.queues.block import BLOCK, BLOCK_BITS, GONE, Block, pack_of
 
 if TYPE_CHECKING:
     from sluice.queues.cursor import Cursor
+    from sluice.queues.journal import NoteWriter
     from sluice.queues.queue import Queue
 
 FEW_BLOCKS: Final = 8  # that there may always be
@@ -393,19 +394,31 @@ class Partition:
             at = live + 1
         return found
 
-    def delayed_arrivals(self) -> list[tuple[int, int]]:
-        """Return sequence and arrival (in milliseconds) of each stored message that has or had a delay."""
-        found: list[tuple[int, int]] = []
-        if not self.has_delays:
-            return found
+    def write_delayed_arrivals(self, out: NoteWriter) -> None:
+        """Write sequence and arrival (in milliseconds) of each stored message that has or had a delay.
+
+        Their number comes first. They are counted in a pass of its own, because a list of them would take many times
+        the memory of what is written.
+        """
+        count: i64 = 0
+        if self.has_delays:
+            for block in self.all_blocks():
+                at: i64 = 0
+                while block.live and at < len(block.address):
+                    if block.address[at] != GONE and i64(block.flags[at]) & DELAYED:
+                        count += 1
+                    at += 1
+        self.has_delays = count > 0
+        out.number(count)
+        if not count:
+            return
         for block in self.all_blocks():
-            at: i64 = 0
+            at = 0
             while block.live and at < len(block.address):
                 if block.address[at] != GONE and i64(block.flags[at]) & DELAYED:
-                    found.append((int(block.seq(at)), int(block.time + i64(block.age[at]))))
+                    out.number(block.seq(at))
+                    out.number(block.time + i64(block.age[at]))
                 at += 1
-        self.has_delays = len(found) > 0
-        return found
 
     def first_since(self, time: i64) -> i64:
         """The first message that may have come at `time` (in milliseconds) or later; `next` when there is none. They

@@ -98,11 +98,7 @@ def _write_partition(out: NoteWriter, partition: Partition) -> None:
     for seq, gid in partition.targets.items():
         out.number(seq)
         out.number(gid)
-    arrivals = partition.delayed_arrivals()
-    out.number(len(arrivals))
-    for seq, arrived_at in arrivals:
-        out.number(seq)
-        out.number(arrived_at)
+    partition.write_delayed_arrivals(out)
 
 
 def _write_group(out: NoteWriter, group: Group, engine: Engine) -> None:
