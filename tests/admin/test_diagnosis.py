@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from sluice.admin.groups import MOST_EXAMINED, _busy_keys
 from sluice.admin.views import Diagnosis, Finding, Outgoing
+from sluice.message import Message
 from tests.admin.conftest import MakeHouse
 from tests.admin.kit import AdminHouse, join, put, settle, take
 
@@ -274,6 +276,21 @@ async def test_a_delay_beside_a_busy_key_is_no_fault(house: AdminHouse) -> None:
     await house.ask(house.admin.publish("tasks", Outgoing(b"x", delay=60.0)))
     found = await doctor(house)
     assert (found.healthy, codes(found)) == (True, ["key-busy", "delayed"])
+
+
+async def test_a_diagnosis_examines_a_bounded_number_of_delayed_messages(make_house: MakeHouse) -> None:
+    """Behind them a message waits whose key is busy: it is not looked for among all of them."""
+    house = make_house(("tasks", {"partitions": 1}))
+    worker = house.worker()
+    house.publish(b"x", partition_key="ann")
+    take(worker)
+    engine, queue = house.engine, house.queue("tasks")
+    for _ in range(MOST_EXAMINED + 10):
+        message = Message(b"later", b"", b"bob")
+        message.deliver_at = int((engine.now + 3600.0) * 1000.0)
+        engine.publish(queue, message, None, 0)
+    house.publish(b"x", partition_key="ann")
+    assert _busy_keys(queue.groups["w"], engine.now) == []
 
 
 async def test_a_consumer_that_sends_no_pubacks(house: AdminHouse) -> None:

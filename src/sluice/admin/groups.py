@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
 from typing import Final
 
 from sluice.admin import words
@@ -16,7 +14,7 @@ from sluice.queues.group import Group
 from sluice.queues.ports import Consumer
 from sluice.queues.rules import ANY_ORDER, STRICT
 
-MOST_EXAMINED: Final = 1000  # waiting messages of a partition that a diagnosis looks at
+MOST_EXAMINED: Final = 1000  # stored messages of a partition that a diagnosis looks at
 
 
 def lag_of(group: Group) -> int:
@@ -194,7 +192,11 @@ def _parked(group: Group, now: float) -> list[Finding]:
 
 def _busy_keys(group: Group, now: float) -> list[Finding]:
     """Return the reason why none of the waiting messages can go to any consumer: their keys are all with
-    consumers. Empty when some message could go. The consumers need not have looked at the messages yet."""
+    consumers. Empty when some message could go. The consumers need not have looked at the messages yet.
+
+    Only the first messages of each partition are examined. Empty also if none of those waits for a consumer and there
+    are more: then nothing is known of the messages that do.
+    """
     most = int(group.queue.rules.batch_size)
     waiting = 0
     blockers: list[Lease] = []
@@ -204,7 +206,10 @@ def _busy_keys(group: Group, now: float) -> list[Finding]:
             if lease.state != READY and lease.key:
                 out.setdefault(int(lease.key), []).append(lease)
         keys: set[int] = set()
-        for seq in islice(_undelivered(cursor), MOST_EXAMINED):
+        undelivered, is_all = _undelivered(cursor)
+        if not undelivered and not is_all:
+            return []
+        for seq in undelivered:
             key = int(cursor.key_of(seq))
             if not key or len(out.get(key, ())) < most:
                 return []
@@ -217,11 +222,17 @@ def _busy_keys(group: Group, now: float) -> list[Finding]:
     return [behind(min(held, key=lambda lease: lease.last_at), now, waiting, len(held))]
 
 
-def _undelivered(cursor: Cursor) -> Iterator[int]:
-    """Yield the sequences that no consumer has and that need not wait for a date."""
+def _undelivered(cursor: Cursor) -> tuple[list[int], bool]:
+    """Return the sequences that no consumer has and that need not wait for a date, and whether those are all.
+
+    At most MOST_EXAMINED stored messages are examined, whatever their state: a diagnosis runs on the event loop.
+    """
     partition = cursor.partition
+    found: list[int] = []
     seq = int(partition.first_live(cursor.floor))
-    while seq < partition.committed:
+    for _ in range(MOST_EXAMINED):
+        if seq >= partition.committed:
+            return found, True
         lease = cursor.leases.get(seq)
         if (
             (lease is None or lease.state == READY)
@@ -229,8 +240,9 @@ def _undelivered(cursor: Cursor) -> Iterator[int]:
             and not cursor.settled(seq)
             and partition.is_for(seq, cursor.group.gid)
         ):
-            yield seq
+            found.append(seq)
         seq = int(partition.first_live(seq + 1))
+    return found, seq >= partition.committed
 
 
 # ---- consumers
