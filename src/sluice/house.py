@@ -44,7 +44,7 @@ from sluice.errors import (
 )
 from sluice.logs import hide_secrets
 from sluice.queues.compression import ZstdCodec
-from sluice.queues.config import PARTITIONS, read_config
+from sluice.queues.config import PARTITIONS, check_new_bindings, read_config
 from sluice.queues.dead_letters import Alert
 from sluice.queues.engine import Engine
 from sluice.queues.exclusive import ExclusiveRules
@@ -488,7 +488,9 @@ def check_templates(settings: Settings, fault_of_webhook: Callable[[str], str]) 
     """A template that cannot be used is told at the start, not to the first publisher whose queue it is for."""
     for template in settings.queues.templates:
         try:
-            rules = read_config(template.config, "any").rules()
+            config = read_config(template.config, "any")
+            check_new_bindings(config, None)
+            rules = config.rules()
             fault = fault_of_schema(rules.schema) if rules.schema else ""
             if not fault and rules.alert_webhook:
                 fault = fault_of_webhook(rules.alert_webhook)

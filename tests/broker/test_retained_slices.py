@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.errors import InvalidQueueConfig
-from sluice.queues.config import MAX_BINDING_LEVELS, read_config
 from sluice.wire.encode import encode
 from sluice.wire.packets import V5, Pingreq, Pingresp, Publish, Suback, Subscribe, SubscriptionRequest
 from tests.broker.kit import Client, House, props, will
@@ -273,11 +271,3 @@ def test_a_will_that_is_too_deep_to_be_retained_names_the_limit() -> None:
     assert client.connack.reason == 0x90
     properties = client.connack.properties
     assert properties is not None and "mqtt.max_topic_levels" in (properties.reason_string or "")
-
-
-def test_a_binding_has_so_many_levels_and_no_more() -> None:
-    """In a cluster each of them is a level of the tree that publishes are routed by."""
-    deepest = "/".join(["a"] * MAX_BINDING_LEVELS)
-    assert read_config({"bindings": [deepest]}, "q").bindings
-    with pytest.raises(InvalidQueueConfig, match="levels"):
-        read_config({"bindings": [deepest + "/a"]}, "q")

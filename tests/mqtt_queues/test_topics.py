@@ -7,7 +7,12 @@ import json
 
 import pytest
 
-from sluice.queues.config import read_config
+from sluice.broker.abroad import Abroad
+from sluice.broker.subscriptions import Capture
+from sluice.config import Settings
+from sluice.errors import ConfigError
+from sluice.house import check_templates
+from sluice.queues.config import MAX_BINDING_LEVELS, read_config
 from sluice.wire.packets import V311, Ack
 from sluice.wire.properties import PUBCOMP, PUBREL
 from tests.mqtt_queues.kit import QueueHouse, facts, join, payloads, put, settle, take
@@ -247,6 +252,70 @@ def test_names_of_dots_from_an_earlier_version_go_on_working(house: QueueHouse) 
     (message,) = take(worker)
     assert settle(worker, "reject", message) == (0, "")
     assert house.depth("dlq/old/..") == 1
+
+
+DEEPEST = "/".join(["a"] * MAX_BINDING_LEVELS)
+
+
+def test_a_new_binding_has_so_many_levels_and_no_more(house: QueueHouse) -> None:
+    client = house.connect("c")
+    for nth, (topic, expected) in enumerate(((DEEPEST, 0), (DEEPEST + "/a", 0x99))):
+        config = {"name": f"q{nth}", "bindings": [topic]}
+        assert put(client, "$admin/queue/create", json.dumps(config).encode())[0] == expected
+    change = json.dumps({"bindings": [DEEPEST + "/b"]}).encode()
+    reason, why = put(client, "$admin/queue/q0/config", change)
+    assert (reason, "513 levels" in why) == (0x99, True)
+    templates = [{"match": "t/#", "config": {"bindings": [DEEPEST + "/a"]}}]
+    settings = Settings.model_validate({"queues": {"templates": templates}})
+    with pytest.raises(ConfigError, match="513 levels"):
+        check_templates(settings, lambda url: "")
+
+
+def make_bound(house: QueueHouse, *topics: str) -> None:
+    """A queue with bindings that only an earlier version accepted."""
+    bindings = [{"topic": topic, "headers": {}} for topic in topics]
+    rules = read_config({}, "old").rules()
+    rules.bindings = list(topics)
+    house.engine.create(rules, json.dumps({**read_config({}, "old").shown(), "bindings": bindings}))
+    house.advance(1)
+
+
+class OtherNodes(Abroad):
+    """Collects the filters that a cell announces to the nodes of its cluster."""
+
+    def __init__(self) -> None:
+        self.announced: list[list[bytes]] = []
+
+    def captures_changed(self, captures: list[Capture]) -> None:
+        self.announced.append([capture.topic_filter for capture in captures])
+
+
+def test_a_cluster_ignores_deeper_bindings_from_an_earlier_version_with_a_warning(house: QueueHouse) -> None:
+    """Each level of a binding is a level of the tree that nodes route publishes by."""
+    make_bound(house, DEEPEST, DEEPEST + "/a")
+    nodes, door = OtherNodes(), house.broker.router.door
+    assert door is not None
+    door.abroad = nodes
+    for _ in range(2):
+        door.bindings_changed()
+    door.abroad = None
+    house.broker.turn.schedule()
+    house.loop.settle()
+    assert nodes.announced == [[DEEPEST.encode()]] * 2
+    assert [warning for warning in house.warnings if "a binding of 513 levels" in warning] == house.warnings
+    assert len(house.warnings) == 1
+
+
+def test_deeper_bindings_from_an_earlier_version_go_on_working(house: QueueHouse) -> None:
+    deep = "/".join(["a"] * 600)
+    make_bound(house, deep)
+    house.restart()
+    client = house.connect("c")
+    assert put(client, deep, b"captured")[0] == 0
+    assert house.depth("old") == 1
+    change = json.dumps({"limits": {"max_queue_depth": 7}}).encode()
+    assert put(client, "$admin/queue/old/config", change) == (0, "")
+    assert house.queue("old").rules.bindings == [deep]
 
 
 @pytest.mark.parametrize("how", ["payload", "properties"])

@@ -61,6 +61,7 @@ from sluice.errors import (
     WrongToken,
 )
 from sluice.message import LAST_SECOND, Message
+from sluice.queues.config import MAX_BINDING_LEVELS
 from sluice.queues.dead_letters import UNACCEPTABLE, bury_unborn
 from sluice.queues.delivery import Lease
 from sluice.queues.engine import Engine
@@ -131,6 +132,7 @@ class QueueDoor:
         self._token = Token()  # the one of the settlement at hand
         self._next_warning: float = 0.0  # when the log may hear of a wrong token again
         self.members: QueueMembers = QueueMembers(engine, self.open)
+        self._ignored_bindings: set[bytes] = set()  # that the log was told of
         self.abroad: Abroad | None = None  # None: all queues are here
         self.admin: AdminTopics | None = None  # who carries out what is published to $admin/...
         self.responses: Responses | None = None  # who keeps what is published to $queue/responses/...
@@ -352,11 +354,30 @@ class QueueDoor:
         for queue in self.engine.queues.values():
             if queue.rules.bindings:
                 for binding in json.loads(queue.config)["bindings"]:
+                    topic_filter: bytes = binding["topic"].encode()
+                    if self.abroad is not None and self._is_too_deep(queue, topic_filter):
+                        continue
                     headers = [(name, value) for name, value in binding["headers"].items()]
-                    captures.append(Capture(queue.name, binding["topic"].encode(), headers))
+                    captures.append(Capture(queue.name, topic_filter, headers))
         self._subscriptions.set_captures(captures)
         if self.abroad is not None:
             self.abroad.captures_changed(captures)
+
+    def _is_too_deep(self, queue: Queue, topic_filter: bytes) -> bool:
+        """Return whether the nodes of a cluster cannot route by a stored binding, and warn of it once.
+
+        Older versions accepted such bindings.
+        """
+        levels = topic_filter.count(b"/") + 1
+        if levels <= MAX_BINDING_LEVELS:
+            return False
+        if topic_filter not in self._ignored_bindings:
+            self._ignored_bindings.add(topic_filter)
+            self.engine.warnings.append(
+                f"queue {queue.name!r} captures nothing by a binding of {levels} levels: a cluster routes by at most "
+                f"{MAX_BINDING_LEVELS}. Change the bindings of the queue"
+            )
+        return True
 
     def open(self, name: str) -> Queue:
         """A queue that comes into being, with everybody who has subscribed to its like."""

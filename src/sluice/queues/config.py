@@ -41,7 +41,8 @@ def _webhook(value: str) -> str:
     return value
 
 
-MAX_BINDING_LEVELS: Final = 512  # as mqtt.max_topic_levels at most: routing descends them one call deep each
+# Of a new binding. As mqtt.max_topic_levels at most: routing in a cluster descends one call per level.
+MAX_BINDING_LEVELS: Final = 512
 
 
 def _plain_filter(value: str) -> str:
@@ -51,8 +52,6 @@ def _plain_filter(value: str) -> str:
         raise ValueError("must be a topic filter such as sensors/+/temp")
     if levels[0] in ("$queue", "$admin", "$share", "$ECQ"):
         raise ValueError(f"cannot capture {levels[0]}/..., only plain topics")
-    if len(levels) > MAX_BINDING_LEVELS:
-        raise ValueError(f"has {len(levels)} levels, more than the {MAX_BINDING_LEVELS} allowed")
     for nth, level in enumerate(levels):
         if "#" in level and (level != "#" or nth != len(levels) - 1):
             raise ValueError("has a # that does not stand alone in the last level")
@@ -262,6 +261,21 @@ def read_config(
         raise InvalidQueueConfig(
             f"the configuration of queue {told.get('name', '')!r} cannot be used: {problems}"
         ) from None
+
+
+def check_new_bindings(config: QueueConfig, before: QueueConfig | None) -> None:
+    """Refuse bindings with too many levels that are not in `before`.
+
+    `read_config` accepts them: it also reads stored configurations, and older versions had no such limit.
+    """
+    known = {binding.topic for binding in before.bindings} if before is not None else set()
+    for binding in config.bindings:
+        levels = binding.topic.count("/") + 1
+        if levels > MAX_BINDING_LEVELS and binding.topic not in known:
+            raise InvalidQueueConfig(
+                f"a binding of queue {config.name!r} has {levels} levels",
+                f"Use a filter of at most {MAX_BINDING_LEVELS} levels, for instance one that ends with #",
+            )
 
 
 def _check_size(given: Mapping[str, object]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from mypy_extensions import i64
 
 from sluice.errors import InvalidQueueConfig, InvalidQueueName
-from sluice.queues.config import PARTITIONS, QueueConfig, read_config
+from sluice.queues.config import PARTITIONS, QueueConfig, check_new_bindings, read_config
 from sluice.queues.engine import Engine
 from sluice.queues.group import Group
 from sluice.queues.journal import ACKED
@@ -78,6 +78,7 @@ class QueueService:
         """A queue from its configuration, which names it."""
         config = read_config(given, partitions=self._partitions)
         _check_channels(config, None)
+        check_new_bindings(config, None)
         rules = config.rules()
         self._check_schema(rules)
         self._check_webhook(rules)
@@ -133,6 +134,7 @@ class QueueService:
         if fault:
             raise InvalidQueueConfig(f"queue {name!r} cannot be changed so: {fault}")
         _check_channels(after, before)
+        check_new_bindings(after, before)
         rules = after.rules()
         self._check_schema(rules)
         self._check_webhook(rules)
