@@ -159,7 +159,8 @@ class DeliveryTokens:
             self._checked_pads = keys.pads(block)
             self._checked_block = block
             self._checked = keys
-        tag = read_i64_le(self._checked_pads, (token.counter & _PAD_MASK) << 3) ^ keys.hash(marks[0], marks[1], pid, seq)
+        pad = read_i64_le(self._checked_pads, (token.counter & _PAD_MASK) << 3)
+        tag = pad ^ keys.hash(marks[0], marks[1], pid, seq)
         return hmac.compare_digest(_bytes_of(tag), _bytes_of(token.tag))
 
 
