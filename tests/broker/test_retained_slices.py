@@ -212,6 +212,29 @@ def test_a_persistent_session_gets_the_rest_when_it_is_back() -> None:
     assert got == {b"a/%d" % nth for nth in range(500)}
 
 
+@pytest.mark.parametrize(
+    "limits", [{"max_queued_messages": 100}, {"max_queued_bytes": 100_000}], ids=["messages", "bytes"]
+)
+def test_while_the_client_is_away_half_of_the_queue_is_left_for_live_messages(limits: dict[str, int]) -> None:
+    house = QueueHouse(**limits)
+    writer = retain(house, 400, qos=1, payload=bytes(1000))
+    reader = house.connect_lasting("r", receive_maximum=10)
+    reader.subscribe("a/+", qos=1)
+    reader.drop()
+    house.loop.settle()
+    for nth in range(20):
+        writer.publish_fully(f"a/live{nth}", b"live", 1)
+    reader = house.connect_lasting("r", receive_maximum=10)
+    got: list[bytes] = []
+    while messages := arrived(reader):
+        for message in messages:
+            got.append(message.topic)
+            reader.ack(message)
+    wanted = {b"a/%d" % nth for nth in range(400)} | {b"a/live%d" % nth for nth in range(20)}
+    assert set(got) == wanted
+    assert house.broker.counters.publishes_dropped == 0
+
+
 def test_filters_of_a_client_have_so_many_bytes_with_their_levels() -> None:
     house = House(max_subscription_bytes=200_000)
     client = house.connect("c")

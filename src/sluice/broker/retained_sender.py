@@ -5,8 +5,9 @@ most TURN_SECONDS of that work and then serves other connections. Filters of sev
 that wait are looked up together, in one walk of the tree.
 
 The sender pauses while the client does not read, and while half of what may be queued for the session
-waits for acknowledgements: retained messages wait in the tree, not in memory of their own. Without a
-connection it goes on, because a persistent session keeps what has QoS 1 and 2.
+waits for acknowledgements: retained messages wait in the tree, not in memory of their own. While the
+client of a persistent session is away, the sender queues QoS 1 and 2 up to the same half. The other half
+is left for live messages, and `Session.attach` resumes the sender.
 
 A filter is looked up as of its SUBSCRIBE. What is published later is delivered as a live message and is
 left out here, so no older value follows a newer one. UNSUBSCRIBE and the end of the session cancel it.
@@ -95,17 +96,15 @@ class RetainedSender:
         """Return whether the client has to read or acknowledge first. `Session.pump` then calls `resume`."""
         session = self._session
         connection = session.connection
-        if connection is None:
-            return False
-        if connection.choked:
+        if connection is not None and connection.choked:
             return True
         waiting = session.waiting
-        if not waiting:
-            return False
+        if not waiting and connection is not None:
+            return False  # no acknowledgement would call `resume`
         limits = session.router.limits
+        count = len(waiting) if waiting is not None else 0
         return (
-            2 * len(waiting) >= limits.max_queued_messages
-            or 2 * session.held_bytes >= limits.max_queued_bytes
+            2 * count >= limits.max_queued_messages or 2 * session.held_bytes >= limits.max_queued_bytes
         )
 
     def _send_next(self) -> None:
