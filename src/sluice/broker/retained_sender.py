@@ -9,6 +9,9 @@ waits for acknowledgements: retained messages wait in the tree, not in memory of
 client of a persistent session is away, the sender queues QoS 1 and 2 up to the same half. The other half
 is left for live messages, and `Session.attach` resumes the sender.
 
+The session record names the filters of a persistent session whose lookup is not over (`owed`). After a
+restart they are looked up again, from the beginning: messages may arrive twice, but none is lost.
+
 A filter is looked up as of its SUBSCRIBE. What is published later is delivered as a live message and is
 left out here, so no older value follows a newer one. UNSUBSCRIBE and the end of the session cancel it.
 """
@@ -40,6 +43,17 @@ class RetainedSender:
         self._sent: int = 0  # of those
         self._paused: bool = True
         self._scheduled: bool = False
+        self.is_stored: bool = False  # the session record names filters that are owed
+
+    def owed(self) -> list[bytes]:
+        """Return the filters that the store must remember. QoS 0 may be lost with the broker."""
+        subscriptions = self._session.subscriptions
+        owed: list[bytes] = []
+        for topic_filter in [*self._active, *self._pending]:
+            subscription = subscriptions.get(topic_filter)
+            if subscription is not None and subscription.qos > 0:
+                owed.append(topic_filter)
+        return owed
 
     def add(self, topic_filter: bytes) -> None:
         """Look up a filter, from the beginning if it is being looked up already."""
@@ -72,13 +86,12 @@ class RetainedSender:
 
     def _run(self, started: float) -> None:
         self._paused = False
-        session = self._session
         while not self._must_wait():
             if self._sent < len(self._found):
                 self._send_next()
                 continue
             if self._walk is None and not self._begin_walk():
-                session.retained_sender = None
+                self._end()
                 return
             walk = self._walk
             if walk is not None:
@@ -91,6 +104,13 @@ class RetainedSender:
                 self._turn.go_on_later(self._go_on)
                 return
         self._paused = True
+
+    def _end(self) -> None:
+        """Detach from the session, and delete the owed filters from its record if they were stored."""
+        session = self._session
+        session.retained_sender = None
+        if self.is_stored:
+            session.router.keep_session(session, 0)
 
     def _must_wait(self) -> bool:
         """Return whether the client has to read or acknowledge first. `Session.pump` then calls `resume`."""

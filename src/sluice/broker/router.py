@@ -267,6 +267,15 @@ class Router:
             sender = session.retained_sender = RetainedSender(session, self.retained, self.turn)
         sender.add(topic_filter)
 
+    def resume_retained(self, session: Session, owed: list[bytes]) -> None:
+        """Look up again, after a restart, the filters whose retained messages a session is still owed."""
+        sender = RetainedSender(session, self.retained, self.turn)
+        sender.is_stored = True
+        for topic_filter in owed:
+            sender.add(topic_filter)
+        session.retained_sender = sender
+        sender.resume()
+
     def deliver_retained(self, subscription: Subscription, messages: list[Publish]) -> None:
         extra = subscription.extra()
         for message in messages:
