@@ -13,7 +13,8 @@ The session record names the filters of a persistent session whose lookup is not
 restart they are looked up again, from the beginning: messages may arrive twice, but none is lost.
 
 A filter is looked up as of its SUBSCRIBE. What is published later is delivered as a live message and is
-left out here, so no older value follows a newer one. UNSUBSCRIBE and the end of the session cancel it.
+left out here, so no older retained value follows a newer one. It may follow a newer message that was
+published without the retain flag; MQTT permits that, and the flag tells them apart. UNSUBSCRIBE and the end of the session cancel it.
 """
 
 from __future__ import annotations
@@ -132,7 +133,9 @@ class RetainedSender:
         self._sent += 1
         message = self._retained.current(match, self._turn.now)
         subscription = self._session.subscriptions.get(match.wanted.topic_filter)
-        if message is not None and subscription is not None:
+        if message is None or subscription is None:
+            return
+        if not self._retained.is_promised(message.topic):  # the newer one may be queued already
             self._session.router.deliver_retained(subscription, [message])
 
     def _begin_walk(self) -> bool:

@@ -261,7 +261,7 @@ class Router:
         if sender is None:
             if session.takes_now() and not has_wildcard(topic_filter):
                 message = self.retained.find(topic_filter, self.turn.now)
-                if message is not None:
+                if message is not None and not self.retained.is_promised(topic_filter):
                     self.deliver_retained(subscription, [message])
                 return
             sender = session.retained_sender = RetainedSender(session, self.retained, self.turn)
