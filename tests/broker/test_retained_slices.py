@@ -120,6 +120,38 @@ def test_what_changes_meanwhile_comes_as_a_live_message_and_never_as_an_older_on
     assert len(last) == 1001
 
 
+@pytest.mark.parametrize("topic_filter", ["a/+", "a/999"])
+def test_value_that_waits_for_the_store_is_not_followed_by_the_older_one(topic_filter: str) -> None:
+    """A QoS 2 publish is queued for the session at once, and replaces the retained value once stored."""
+    house = QueueHouse()
+    writer = house.connect_lasting("w")
+    for nth in range(1000):
+        writer.publish_fully(f"a/{nth}", b"old", 2, retain=True)
+    reader = house.connect_lasting("r")
+    reader.subscribe("a/999", qos=2)
+    for message in arrived(reader):
+        reader.ack(message)
+    if topic_filter == "a/+":
+        slow(house)
+        ask(reader, topic_filter, qos=2)
+    house.store.hold()
+    publish = Publish(b"a/999", b"new", 2, True)
+    publish.packet_id = writer.next_id()
+    writer.connection.data_received(encode(publish, V5))
+    if topic_filter != "a/+":
+        ask(reader, topic_filter, qos=2)
+    house.loop.settle()
+    house.store.release()
+    house.loop.settle()
+    values: list[bytes] = []
+    while messages := arrived(reader):
+        for message in messages:
+            if message.topic == b"a/999":
+                values.append(message.payload)
+            reader.ack(message)
+    assert values == [b"new"]
+
+
 def test_unsubscribe_cancels_what_was_not_sent() -> None:
     house = House()
     retain(house, 1000)
@@ -208,6 +240,29 @@ def test_a_persistent_session_gets_the_rest_when_it_is_back() -> None:
             got.add(message.topic)
             reader.ack(message)
     assert got == {b"a/%d" % nth for nth in range(500)}
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_queued_messages": 100}, {"max_queued_bytes": 100_000}], ids=["messages", "bytes"]
+)
+def test_while_the_client_is_away_half_of_the_queue_is_left_for_live_messages(limits: dict[str, int]) -> None:
+    house = QueueHouse(**limits)
+    writer = retain(house, 400, qos=1, payload=bytes(1000))
+    reader = house.connect_lasting("r", receive_maximum=10)
+    reader.subscribe("a/+", qos=1)
+    reader.drop()
+    house.loop.settle()
+    for nth in range(20):
+        writer.publish_fully(f"a/live{nth}", b"live", 1)
+    reader = house.connect_lasting("r", receive_maximum=10)
+    got: list[bytes] = []
+    while messages := arrived(reader):
+        for message in messages:
+            got.append(message.topic)
+            reader.ack(message)
+    wanted = {b"a/%d" % nth for nth in range(400)} | {b"a/live%d" % nth for nth in range(20)}
+    assert set(got) == wanted
+    assert house.broker.counters.publishes_dropped == 0
 
 
 def test_filters_of_a_client_have_so_many_bytes_with_their_levels() -> None:

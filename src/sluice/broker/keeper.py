@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sluice.broker.router import Router
 
 
+OWED: Final = "owed_retained"  # in a session record: filters whose retained messages are not all queued
 HELD_BYTES: Final = 8_388_608  # what may wait for the store before those who publish are held back
 
 
@@ -67,7 +68,12 @@ class Keeper:
         if session.sid == 0:
             session.sid = int(self._keeping.next_session)
             self._keeping.next_session += 1
-        self._keeping.put(SESSIONS, session.client_id.encode(), encode_session(session), self._now())
+        sender = session.retained_sender
+        owed = sender.owed() if sender is not None else []
+        if sender is not None:
+            sender.is_stored = len(owed) > 0
+        value = encode_session(session, owed)
+        self._keeping.put(SESSIONS, session.client_id.encode(), value, self._now())
 
     def drop_session(self, session: Session) -> None:
         if session.sid:
@@ -140,12 +146,17 @@ class Keeper:
     def restore(self, found: list[Kept], router: Router, registry: Registry) -> None:
         """Build up what was kept: sessions and retained messages come first, then mail in its order."""
         by_sid: dict[int, Session] = {}
+        owing: list[tuple[Session, list[bytes]]] = []
         for kept in found:
             if kept.pid == RETAINED:
                 router.retained.restore(decode_message(kept.key, kept.value))
             elif kept.pid == SESSIONS:
-                session = self._restore_session(kept.key.decode(), json.loads(kept.value), router, registry)
+                told = json.loads(kept.value)
+                session = self._restore_session(kept.key.decode(), told, router, registry)
                 by_sid[session.sid] = session
+                owed: list[str] = told.get(OWED, [])
+                if owed:
+                    owing.append((session, [name.encode() for name in owed]))
             elif kept.pid == MAIL:
                 self._restore_mail(kept, by_sid)
         for sid in [*self._keeping.received, *self._keeping.sent, *self._keeping.once.passed]:
@@ -159,6 +170,9 @@ class Keeper:
                     delivery.sid = sid
                     delivery.released = True
                     session.restore_sent(delivery, packet_id)
+        if router.abroad is None:
+            for session, filters in owing:  # all retained messages and all mail are in memory now
+                router.resume_retained(session, filters)
 
     def _restore_session(
         self, client_id: str, told: dict[str, Any], router: Router, registry: Registry
@@ -259,7 +273,7 @@ def decode_message(topic: bytes, value: bytes) -> Publish:
     return message
 
 
-def encode_session(session: Session) -> bytes:
+def encode_session(session: Session, owed: list[bytes]) -> bytes:
     subscriptions = [
         [
             one.topic_filter.decode(),
@@ -282,4 +296,6 @@ def encode_session(session: Session) -> bytes:
     }
     if session.foreign:
         told["foreign"] = True
+    if owed:
+        told[OWED] = [name.decode() for name in owed]
     return json.dumps(told, separators=(",", ":")).encode()

@@ -128,6 +128,11 @@ class Retained:
         self._reserve(message)
         return True
 
+    def is_promised(self, topic: bytes) -> bool:
+        """Return whether a newer message of `topic` is on its way to the store. `Router.forward` gives it
+        to the subscribers of that moment, so they need not get the present one."""
+        return topic in self._promised
+
     def redeem(self, message: Publish) -> None:
         """The store has `message`: show it, unless the topic has had a newer one since."""
         if self._promised.get(message.topic) is message:

@@ -5,11 +5,16 @@ most TURN_SECONDS of that work and then serves other connections. Filters of sev
 that wait are looked up together, in one walk of the tree.
 
 The sender pauses while the client does not read, and while half of what may be queued for the session
-waits for acknowledgements: retained messages wait in the tree, not in memory of their own. Without a
-connection it goes on, because a persistent session keeps what has QoS 1 and 2.
+waits for acknowledgements: retained messages wait in the tree, not in memory of their own. While the
+client of a persistent session is away, the sender queues QoS 1 and 2 up to the same half. The other half
+is left for live messages, and `Session.attach` resumes the sender.
+
+The session record names the filters of a persistent session whose lookup is not over (`owed`). After a
+restart they are looked up again, from the beginning: messages may arrive twice, but none is lost.
 
 A filter is looked up as of its SUBSCRIBE. What is published later is delivered as a live message and is
-left out here, so no older value follows a newer one. UNSUBSCRIBE and the end of the session cancel it.
+left out here, so no older retained value follows a newer one. It may follow a newer message that was
+published without the retain flag; MQTT permits that, and the flag tells them apart. UNSUBSCRIBE and the end of the session cancel it.
 """
 
 from __future__ import annotations
@@ -39,6 +44,17 @@ class RetainedSender:
         self._sent: int = 0  # of those
         self._paused: bool = True
         self._scheduled: bool = False
+        self.is_stored: bool = False  # the session record names filters that are owed
+
+    def owed(self) -> list[bytes]:
+        """Return the filters that the store must remember. QoS 0 may be lost with the broker."""
+        subscriptions = self._session.subscriptions
+        owed: list[bytes] = []
+        for topic_filter in [*self._active, *self._pending]:
+            subscription = subscriptions.get(topic_filter)
+            if subscription is not None and subscription.qos > 0:
+                owed.append(topic_filter)
+        return owed
 
     def add(self, topic_filter: bytes) -> None:
         """Look up a filter, from the beginning if it is being looked up already."""
@@ -71,13 +87,12 @@ class RetainedSender:
 
     def _run(self, started: float) -> None:
         self._paused = False
-        session = self._session
         while not self._must_wait():
             if self._sent < len(self._found):
                 self._send_next()
                 continue
             if self._walk is None and not self._begin_walk():
-                session.retained_sender = None
+                self._end()
                 return
             walk = self._walk
             if walk is not None:
@@ -91,21 +106,26 @@ class RetainedSender:
                 return
         self._paused = True
 
+    def _end(self) -> None:
+        """Detach from the session, and delete the owed filters from its record if they were stored."""
+        session = self._session
+        session.retained_sender = None
+        if self.is_stored:
+            session.router.keep_session(session, 0)
+
     def _must_wait(self) -> bool:
         """Return whether the client has to read or acknowledge first. `Session.pump` then calls `resume`."""
         session = self._session
         connection = session.connection
-        if connection is None:
-            return False
-        if connection.choked:
+        if connection is not None and connection.choked:
             return True
         waiting = session.waiting
-        if not waiting:
-            return False
+        if not waiting and connection is not None:
+            return False  # no acknowledgement would call `resume`
         limits = session.router.limits
+        count = len(waiting) if waiting is not None else 0
         return (
-            2 * len(waiting) >= limits.max_queued_messages
-            or 2 * session.held_bytes >= limits.max_queued_bytes
+            2 * count >= limits.max_queued_messages or 2 * session.held_bytes >= limits.max_queued_bytes
         )
 
     def _send_next(self) -> None:
@@ -113,7 +133,9 @@ class RetainedSender:
         self._sent += 1
         message = self._retained.current(match, self._turn.now)
         subscription = self._session.subscriptions.get(match.wanted.topic_filter)
-        if message is not None and subscription is not None:
+        if message is None or subscription is None:
+            return
+        if not self._retained.is_promised(message.topic):  # the newer one may be queued already
             self._session.router.deliver_retained(subscription, [message])
 
     def _begin_walk(self) -> bool:

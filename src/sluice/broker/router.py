@@ -261,11 +261,20 @@ class Router:
         if sender is None:
             if session.takes_now() and not has_wildcard(topic_filter):
                 message = self.retained.find(topic_filter, self.turn.now)
-                if message is not None:
+                if message is not None and not self.retained.is_promised(topic_filter):
                     self.deliver_retained(subscription, [message])
                 return
             sender = session.retained_sender = RetainedSender(session, self.retained, self.turn)
         sender.add(topic_filter)
+
+    def resume_retained(self, session: Session, owed: list[bytes]) -> None:
+        """Look up again, after a restart, the filters whose retained messages a session is still owed."""
+        sender = RetainedSender(session, self.retained, self.turn)
+        sender.is_stored = True
+        for topic_filter in owed:
+            sender.add(topic_filter)
+        session.retained_sender = sender
+        sender.resume()
 
     def deliver_retained(self, subscription: Subscription, messages: list[Publish]) -> None:
         extra = subscription.extra()

@@ -204,8 +204,18 @@ class Answer:
         connection = self._connection
         if self._waiting or connection.closing or session.connection is not connection:
             return
+        if session.sid:
+            # SUBACK waits for the session record. The record is written last because it names the
+            # filters whose retained messages are still owed: mostly none, and then no second one follows.
+            self._send_retained()
+            session.answer_filters(connection, 0x90, self._packet_id, self._reasons, self._why)
+        else:
+            session.answer_filters(connection, 0x90, self._packet_id, self._reasons, self._why)
+            self._send_retained()
+
+    def _send_retained(self) -> None:
+        session = self.session
         door = session.router.door
-        session.answer_filters(connection, 0x90, self._packet_id, self._reasons, self._why)
         for subscription, new in self.made:
             session.router.send_retained(subscription, new)
             if door is not None and subscription.topic_filter.startswith(b"$queue/responses/"):
