@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from sluice.access.rules import read_rules
 from sluice.admin.messages import holder_of
 from sluice.broker.access import Caller, Reply, Verdict
+from sluice.broker.rulebook import Book
 from sluice.wire.packets import V5, V311, Connect, Publish
 from sluice.wire.reasons import BAD_USER_NAME_OR_PASSWORD
 from tests.access.kit import PASSWORD, GuardedHouse, make_user
@@ -145,6 +147,72 @@ def test_a_holder_is_shown_by_its_client_id(build: Build) -> None:
     (lease,) = [one for cursor in cursors for one in cursor.leases.values()]
     assert holder_of(lease) == "alice-1"
     assert {step.consumer for step in lease.history or []} == {"alice-1"}
+
+
+# ---- client ids of users
+
+OPEN = """
+[[rule]]
+allow = ["connect"]
+
+[[rule]]
+allow = ["publish"]
+topics = ["$ECQ/w/#"]
+"""
+BOUND = OPEN.replace('["connect"]', '["connect"]\nclients = ["%u", "%u:*"]')
+SHARED = OPEN.replace('["connect"]', '["connect"]\nusers = ["alice"]\nclients = ["car-*"]')
+UNBOUND = "exclusive queue not bound to a user"
+
+
+def test_a_rule_binds_the_owner_of_an_exclusive_queue_to_its_user(build: Build) -> None:
+    house = build(BOUND)
+    alice = enter(house, "alice", "alice:car")
+    put(alice, "$ECQ/w/alice:car/speed", b"80")
+    assert join(alice, "$ECQ/alice:car/#")[0] == 1
+    alice.disconnect()
+    secret = PASSWORD.encode()
+    mallory = house.connect("alice:car", username="mallory", password=secret)
+    assert mallory.connack.reason == 0x87
+    assert house.connect("alice:car").connack.reason == 0x87
+    assert house.connect("mallory", username="mallory", password=secret).connack.reason == 0
+    assert UNBOUND not in [event for event, _ in house.log]
+
+
+def test_a_user_name_with_a_star_is_no_pattern_for_client_ids() -> None:
+    (rule,) = read_rules('[[rule]]\nallow = ["connect"]\nclients = ["%u:*"]')
+    assert rule.is_for("*", "*:1") and not rule.is_for("*", "alice:1")
+    assert not rule.is_for("", "%u:1") and not rule.is_for("", ":1")
+
+
+def test_an_owner_whose_client_id_other_users_can_take_is_logged_once(build: Build) -> None:
+    house = build(OPEN)
+    for client in ("car-7", "car-8"):
+        join(enter(house, "alice", client), f"$ECQ/{client}/#")
+    (told,) = [told for event, told in house.log if event == UNBOUND]
+    assert (told["client"], told["user"]) == ("car-7", "alice")
+
+
+def test_an_owner_whose_client_id_a_rule_gives_to_its_user_is_not_logged(build: Build) -> None:
+    house = build(SHARED)
+    assert join(enter(house, "alice", "car-7"), "$ECQ/car-7/#")[0] == 1
+    assert UNBOUND not in [event for event, _ in house.log]
+
+
+@pytest.mark.parametrize(
+    ("rules", "bound"),
+    [
+        ('allow = ["connect"]', False),
+        ('allow = ["connect"]\nclients = ["car-*"]', False),
+        ('allow = ["connect"]\nusers = ["a*"]', False),
+        ('allow = ["connect"]\nusers = ["alice"]', True),
+        ('allow = ["connect"]\nclients = ["%u", "%u-*"]', True),
+        ('deny = ["connect"]\nclients = ["car-*"]\n[[rule]]\nallow = ["connect"]', True),
+        ('deny = ["connect"]\nusers = ["mallory"]\n[[rule]]\nallow = ["connect"]', False),
+        ('allow = ["publish"]', True),
+    ],
+)
+def test_rules_bind_a_client_id_that_they_let_no_other_user_connect_with(rules: str, bound: bool) -> None:
+    assert Book(read_rules("[[rule]]\n" + rules)).binds("alice", "car-7") is bound
 
 
 class NamedBy:

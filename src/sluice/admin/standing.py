@@ -86,8 +86,8 @@ def _alive(cursor: Cursor, seq: int, message: Message, now: float) -> GroupState
         return _state(group, "waiting", why, do)
     if lease.state == LEASED:
         why = (
-            f"consumer {lease.client()} has it since {words.moment(lease.last_at, now)} and must settle or extend it by "
-            f"{words.moment(lease.deadline, now)}"
+            f"consumer {lease.client()} has it since {words.moment(lease.last_at, now)} and must settle or extend it "
+            f"by {words.moment(lease.deadline, now)}"
         )
         if lease.consumer is not None and lease.consumer.paused:
             why += f"; {disconnection(lease.consumer, now)}"
