@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from sluice.broker.access import Caller, Reply, Verdict
 from sluice.client import Client, PublishRefused
 from sluice.client.message import Message
 from sluice.cluster.legs import SessionLegs
 from sluice.queues.ledger import ledger, verify
+from sluice.wire.packets import Connect
 from tests.cluster.kit import until
 from tests.cluster.nodes import Net, client_in, queue_in, two_nodes
 
@@ -236,3 +238,27 @@ async def test_the_answer_to_a_packet_is_no_ack_of_what_its_client_has_failed_by
         await failing
         queue = net.nodes["a"].engine(1).queues[name]
         assert queue.depth == 1 and queue.groups["g"].nacked == 1
+
+
+class ByName:
+    """Every client is the user that it says it is."""
+
+    def admit(self, connect: Connect, caller: Caller, reply: Reply) -> None:
+        reply(Verdict(user=connect.username or ""))
+
+
+async def test_a_delivery_of_another_cell_is_bound_to_the_user_of_its_client() -> None:
+    name, client_id = queue_in(1), client_in(0)
+    async with two_nodes() as net:
+        net.nodes["a"].node.local[0].broker.access = ByName()
+        group = ("consumer-group", "g")
+        async with net.nodes["a"].client(client_id, username="alice") as alice:
+            (message, *_) = await hand_out(net, alice, name)
+            named = ("message-id", said(message)["message-id"])
+            await alice.publish(f"$queue/{name}/$nack", qos=1, user=[named, ("delay", "60s")])
+        async with net.nodes["a"].client(client_id, username="mallory") as mallory:
+            with pytest.raises(PublishRefused) as refusal:
+                await mallory.publish(f"$queue/{name}/$ack", qos=1, user=[named, group])
+            assert refusal.value.reason == 0x87
+        async with net.nodes["a"].client(client_id, username="alice") as alice:
+            await alice.publish(f"$queue/{name}/$ack", qos=1, user=[named, group])

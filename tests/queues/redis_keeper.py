@@ -116,7 +116,7 @@ def _check_group(client: Any, base: str, cursor: Cursor, now: float) -> None:
         sequence_of(one["message_id"]): one["consumer"].decode()
         for one in client.xpending_range(base, group, "-", "+", 10_000)
     }
-    held = {seq: lease.holder for seq, lease in cursor.leases.items() if lease.state == LEASED}
+    held = {seq: lease.client() for seq, lease in cursor.leases.items() if lease.state == LEASED}
     for seq, holder in held.items():
         assert pending.get(seq) == holder, f"{base} {group} {seq} is with {holder}"
     for seq in pending:

@@ -268,7 +268,7 @@ class Gate:
         """Who was let in by a password that is not the user's any more, or with another role, has to go."""
         for connection in [one for broker in self._brokers() for one in broker.connections]:
             session = connection.session
-            if session is None or not session.user:
+            if session is None or not session.user or connection.trusted:
                 continue
             user = users.get(session.user)
             proof = connection.proof

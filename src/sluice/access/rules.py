@@ -3,7 +3,7 @@
     [[rule]]
     allow = ["connect"]                       # or deny = [...]
     users = ["sensor-*"]                      # leave out: everybody
-    clients = ["*"]
+    clients = ["%u", "%u:*"]                  # ids that are the user's own; leave out: all
 
     [[rule]]
     allow = ["publish", "subscribe"]

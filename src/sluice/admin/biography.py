@@ -196,9 +196,9 @@ def _deliveries(cursor: Cursor, seq: int) -> list[Event]:
     events = [_event(step) for step in steps or []]
     if lease is not None and lease.state == LEASED:
         group = cursor.group.name
-        events.append(Event(lease.last_at, history.DELIVERED, group, lease.holder, int(lease.attempt)))
+        events.append(Event(lease.last_at, history.DELIVERED, group, lease.client(), int(lease.attempt)))
         if lease.since > lease.last_at:
-            events.append(Event(lease.since, history.EXTENDED, group, lease.holder, int(lease.attempt)))
+            events.append(Event(lease.since, history.EXTENDED, group, lease.client(), int(lease.attempt)))
     return events
 
 

@@ -264,7 +264,7 @@ def _in_work(group: Group, now: float) -> list[Finding]:
         Finding(
             "in-work",
             f"nothing waits: {words.messages(count, 'is', 'are')} in work, "
-            f"{lease_name(oldest) if count == 1 else f'the oldest ({lease_name(oldest)})'} with {oldest.holder} "
+            f"{lease_name(oldest) if count == 1 else f'the oldest ({lease_name(oldest)})'} with {oldest.client()} "
             f"since {words.moment(oldest.last_at, now)}",
             words.consumers(group.queue.name),
             is_fault=False,

@@ -165,7 +165,7 @@ def message_view(place: Place, message: Message, group: Group | None, payload_by
 
 
 def holder_of(lease: Lease | None) -> str:
-    return lease.holder if lease is not None else ""
+    return lease.client() if lease is not None else ""
 
 
 def state_in(cursor: Cursor, seq: int) -> tuple[str, Lease | None]:

@@ -176,7 +176,7 @@ def _key_is_busy(blocker: Lease, now: float, waiting: int, keys: int) -> Finding
     limit = "only one message" if most == 1 else f"only {most} messages"
     scope = "of the queue" if is_strict else "of a key"
     what = (
-        f"{waits} because of {order}: consumer {blocker.holder} holds message {name} since "
+        f"{waits} because of {order}: consumer {blocker.client()} holds message {name} since "
         f"{words.moment(blocker.last_at, now)}{others}, and {limit} {scope} {'is' if most == 1 else 'are'} "
         "delivered at a time"
     )

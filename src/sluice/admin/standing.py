@@ -55,7 +55,7 @@ def states_of(queue: Queue, life: Life, now: float) -> list[GroupState]:
 def _state(group: str, state: str, why: str, do: str = "", lease: Lease | None = None) -> GroupState:
     if lease is None:
         return GroupState(group, state, "", 0, 0, 0.0, 0.0, why, do)
-    consumer = lease.holder
+    consumer = lease.client()
     if not consumer and lease.history:
         consumer = lease.history[-1].consumer
     return GroupState(
@@ -86,8 +86,8 @@ def _alive(cursor: Cursor, seq: int, message: Message, now: float) -> GroupState
         return _state(group, "waiting", why, do)
     if lease.state == LEASED:
         why = (
-            f"consumer {lease.holder} has it since {words.moment(lease.last_at, now)} and must settle or extend it by "
-            f"{words.moment(lease.deadline, now)}"
+            f"consumer {lease.client()} has it since {words.moment(lease.last_at, now)} and must settle or extend it "
+            f"by {words.moment(lease.deadline, now)}"
         )
         if lease.consumer is not None and lease.consumer.paused:
             why += f"; {disconnection(lease.consumer, now)}"

@@ -91,6 +91,7 @@ class EcqDoor:
         self._found: vec[i64] = numbers(MOST_GATHERED)  # and where its value was found
         self._keys: KnownKeys = KnownKeys()
         self._catch_up: Callable[[], None] = self.catch_up
+        self._warned: bool = False  # of a client id that is not bound to a user
 
     def _begin(self) -> None:
         """Something is asked of the engine. What was written before it comes before it."""
@@ -223,7 +224,26 @@ class EcqDoor:
         except QueueError as error:
             return subscribe_reason_of(error), str(error)
         session.queue_requests[topic_filter] = (1, [str(identifier)])
+        if not self._warned:
+            self._check_binding(session)
         return 1, ""
+
+    def _check_binding(self, session: Session) -> None:
+        """Warn once if clients of other users can connect with the id of an owner, and so read its queue.
+
+        An owner is a client id. Where clients have users, the rules must say whose it is.
+        """
+        grant, connection = session.grant, session.connection
+        if grant is None or not session.user or connection is None or grant.binds_client():
+            return
+        self._warned = True
+        facts: dict[str, object] = {
+            "client": session.client_id,
+            "user": session.user,
+            "why": "the access rules let other users connect with this client id, and read its exclusive queue",
+            "do": 'have a rule allow "connect" with clients = ["%u", "%u:*"], and no rule allow it for all clients',
+        }
+        connection.broker.log("exclusive queue not bound to a user", facts)
 
     def _join(self, session: Session, identifier: int, start: str) -> None:
         exclusive = self._engine.exclusive

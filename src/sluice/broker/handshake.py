@@ -11,11 +11,13 @@ from sluice.broker.limits import too_deep
 from sluice.broker.meter import Meter
 from sluice.broker.permission import fault_of_will, review
 from sluice.clock import Deadline
+from sluice.queues.names import is_speakable
 from sluice.wire.encode import encode, write_connack
 from sluice.wire.packets import V5, Connack, Connect
 from sluice.wire.properties import Properties
 from sluice.wire.reasons import (
     BAD_AUTHENTICATION_METHOD,
+    BAD_USER_NAME_OR_PASSWORD,
     CLIENT_IDENTIFIER_NOT_VALID,
     NOT_AUTHORIZED,
     PACKET_TOO_LARGE,
@@ -46,7 +48,7 @@ class Handshake:
         client_id = packet.client_id or self._broker.make_client_id()
         answer = Answer(self, connection, packet, client_id)
         if connection.trusted:
-            answer.give(Verdict())
+            answer.give(Verdict(user=packet.username or ""))  # as its own cell knows it
             return
         caller = Caller(client_id, connection.address(), connection.transport)
         self._broker.access.admit(packet, caller, answer.give)
@@ -107,7 +109,7 @@ class Handshake:
             connection.trusted and WITHOUT_PROPERTIES in packet.properties.user
         )
         session.grant = verdict.grant
-        session.user = verdict.user
+        session.belong_to(verdict.user)
         if verdict.grant is not None and connack.session_present:
             review(session, verdict.grant)
         session.expiry = expiry
@@ -158,6 +160,8 @@ class Handshake:
             return verdict.reason, verdict.why
         if trusted:
             return SUCCESS, ""  # its own cell has looked at all of the rest
+        if not is_speakable(verdict.user):  # of a certificate or a JWT; other cells are told it in a CONNECT
+            return BAD_USER_NAME_OR_PASSWORD, "the user name has control characters: use another name"
         before = self._broker.registry.sessions.get(client_id)
         is_named = verdict.grant is not None or verdict.user != ""  # else nobody has a name here any more
         if before is not None and before.user is not None and before.user != verdict.user and is_named:

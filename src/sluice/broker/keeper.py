@@ -181,7 +181,7 @@ class Keeper:
         session.sid = told["sid"]
         session.version = told["version"]
         session.expiry = told["expiry"]
-        session.user = told.get("user")
+        session.belong_to(told.get("user"))
         session.foreign = told.get("foreign", False)
         for name, qos, no_local, as_published, handling, identifier in told["subscriptions"]:
             subscription = Subscription(

@@ -146,6 +146,10 @@ class Grant:
         clause = clause_for_filter(self._of(SUBSCRIBE), topic_filter)
         return clause is None or clause.allow
 
+    def binds_client(self) -> bool:
+        """Return whether the rules let no other user connect with this client id."""
+        return self._book.binds(self.user, self.client_id)
+
     def may_receive(self, topic: bytes) -> bool:
         """Whether a message that waits for this client may still go to it."""
         if topic.startswith(QUEUE_PREFIX):

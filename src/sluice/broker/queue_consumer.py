@@ -77,6 +77,7 @@ class QueueConsumer(Consumer):
         extra: bytes,
     ) -> None:
         super().__init__(session.client_id, prefetch, priority, exclusive)
+        self.identity = session.identity
         self.session: Session = session
         self.topic_filter: bytes = topic_filter  # what was subscribed to: it may name many queues
         self.queue: str = queue

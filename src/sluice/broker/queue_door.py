@@ -98,13 +98,13 @@ class Settler:
     """A client that settles deliveries of `group`, and its grounds to do so.
 
     A `member` consumes as that group. An `operator` is no member, and has a rule `queue-admin` for the queue. Any
-    other client must be the last holder of the delivery, by its client id, or give the delivery token.
+    other client must be the last holder of the delivery, by client id and user, or give the delivery token.
     """
 
     def __init__(self, group: Group, session: Session, member: bool, operator: bool) -> None:
         self.group: Group = group
         self.session: Session = session
-        self.client: str = session.client_id
+        self.identity: str = session.identity
         self.member: bool = member
         self.operator: bool = operator
 
@@ -508,7 +508,7 @@ class QueueDoor:
     def _settle_one(self, verb: i64, settler: Settler, name: bytes, token: Token, place: bytes) -> None:
         """`place` is the position of the message in the log, if the token has it."""
         group = settler.group
-        client = settler.client
+        identity = settler.identity
         engine = self.engine
         delay = -1.0
         reason = ""
@@ -518,17 +518,17 @@ class QueueDoor:
             reason = self._read_reason()
         try:
             lease = engine.lease_of(
-                group, name, token, "" if settler.operator and not token.counter else client
+                group, name, token, "" if settler.operator and not token.counter else identity
             )
         except (UnknownDelivery, StaleDelivery) as error:
             known = isinstance(error, StaleDelivery)
             if not token.counter and not self._may_settle_late(settler, name, known):
                 raise
-            if verb == ACK and engine.finish_late(group, place or name, token, client):
+            if verb == ACK and engine.finish_late(group, place or name, token, identity):
                 return
-            again = engine.retake(group, place or name, token, client) if verb != ACK else None
+            again = engine.retake(group, place or name, token, identity) if verb != ACK else None
             if again is None:
-                if token.counter and engine.is_forged(group, place or name, token, client, known):
+                if token.counter and engine.is_forged(group, place or name, token, identity, known):
                     raise WrongToken(name.decode("utf-8", "replace")) from None
                 raise
             lease = again

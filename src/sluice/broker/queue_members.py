@@ -213,6 +213,8 @@ class QueueMembers:
 
     def resume(self, session: Session) -> None:
         for consumer in session.by_queue.values():
+            if consumer.identity != session.identity:
+                self._engine.set_identity(consumer, session.identity)
             self._engine.resume(consumer)
 
     def end(self, session: Session) -> None:

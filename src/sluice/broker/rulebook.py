@@ -39,7 +39,8 @@ ON_QUEUES: Final = QUEUE_PUBLISH | QUEUE_CONSUME | QUEUE_SETTLE | QUEUE_ADMIN
 
 class Rule:
     """`users` and `clients` are patterns in which `*` stands for anything; an empty list is everybody. Somebody without
-    a user name is matched by no pattern but the word `$anonymous`. `topics` and
+    a user name is matched by no pattern but the word `$anonymous`. In `clients`, `%u` stands for the user name, and a
+    `*` in that name for itself; for a client without a user, a pattern with `%u` matches nothing. `topics` and
     `queues` are filters in which `%c` and `%u` stand for the client id and the user name; an empty list is all of
     them, topics that begin with `$` left out as by every wildcard."""
 
@@ -62,7 +63,27 @@ class Rule:
         self.name: str = name  # how people find it again
 
     def is_for(self, user: str, client_id: str) -> bool:
-        return _any_glob(self.users, user or ANONYMOUS) and _any_glob(self.clients, client_id)
+        return _any_glob(self.users, user or ANONYMOUS) and self._names_client(user, client_id)
+
+    def _names_client(self, user: str, client_id: str) -> bool:
+        if not self.clients:
+            return True
+        for pattern in self.clients:
+            if (user or "%u" not in pattern) and glob(pattern, client_id, user):
+                return True
+        return False
+
+    def lets_others_be(self, user: str, client_id: str) -> bool:
+        """Return whether this rule lets clients of other users than `user` connect as `client_id`."""
+        if not self.allow or not self.actions & CONNECT or (self.users == [user] and "*" not in user):
+            return False
+        return not self.clients or any("%u" not in one and glob(one, client_id) for one in self.clients)
+
+    def keeps_all_from(self, client_id: str) -> bool:
+        """Return whether this rule lets no client connect as `client_id` that an earlier rule has not let in."""
+        if self.allow or not self.actions & CONNECT or self.users:
+            return False
+        return not self.clients or any("%u" not in one and glob(one, client_id) for one in self.clients)
 
     def speaks_of(self, mark: str) -> bool:
         return any(mark in one for one in self.topics) or any(mark in one for one in self.queues)
@@ -108,6 +129,15 @@ class Book:
             if rule.actions & CONNECT and rule.is_for(user, client_id):
                 return rule
         return None
+
+    def binds(self, user: str, client_id: str) -> bool:
+        """Return whether the rules let only clients of `user` connect as `client_id`."""
+        for rule in self.rules:
+            if rule.lets_others_be(user, client_id):
+                return False
+            if rule.keeps_all_from(client_id):
+                return True
+        return True
 
     def clauses(self, action: int, user: str, client_id: str) -> list[Clause]:
         """What the rules say of one action of one client, in order."""
@@ -186,11 +216,13 @@ def overlaps(one: bytes, other: bytes) -> bool:
     return True
 
 
-def glob(pattern: str, text: str) -> bool:
-    """Whether `text` is `pattern`, in which each `*` stands for any run of characters."""
+def glob(pattern: str, text: str, user: str = "") -> bool:
+    """Whether `text` is `pattern`, in which each `*` stands for any run of characters and `%u` for `user`, if given."""
     parts = pattern.split("*")
+    if user:
+        parts = [part.replace("%u", user) for part in parts]
     if len(parts) == 1:
-        return pattern == text
+        return parts[0] == text
     first, last = parts[0], parts[-1]
     if len(text) < len(first) + len(last) or not text.startswith(first) or not text.endswith(last):
         return False

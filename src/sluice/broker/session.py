@@ -33,6 +33,7 @@ from sluice.broker.queue_reasons import reason_of
 from sluice.broker.retained import FULL
 from sluice.broker.subscriptions import Share, Subscription
 from sluice.errors import MalformedPacket, ProtocolViolation, QueueError, refusal_to_store
+from sluice.queues.names import identity_of
 from sluice.queues.ports import Publisher
 from sluice.wire.packets import V5, Ack, Publish
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL
@@ -71,6 +72,7 @@ class Session(Publisher):
         self.connection: Connection | None = None
         self.grant: Grant | None = None  # None: everything is allowed
         self.user: str | None = None  # whose it is; None: not known since the restart
+        self.identity: str = client_id  # of its deliveries; set with the user: see `belong_to`
         self.version: i64 = V5
         self.expiry: int = 0  # seconds that it outlives its connection
         self.will: Publish | None = None
@@ -707,6 +709,11 @@ class Session(Publisher):
             self.connection.answer_filters(head, packet_id, reasons, why)
 
     # ---- coming and going
+
+    def belong_to(self, user: str | None) -> None:
+        """Set the user of the session. None and the empty string: it has none."""
+        self.user = user
+        self.identity = identity_of(self.client_id, user or "")
 
     def attach(self, connection: Connection) -> None:
         """A connection for this session: it is told again what was not acknowledged, and then what waits."""

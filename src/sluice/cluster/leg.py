@@ -113,6 +113,7 @@ class Leg(Port):
         connect = Connect(session.client_id, V5, self._fresh or not self.lasting, 0)
         connect.properties.session_expiry = session.expiry if self.lasting else 0
         connect.properties.receive_maximum = max(1, int(session.window))
+        connect.username = session.user or None  # so that its deliveries there are bound to the user as well
         if session.version != V5:
             connect.properties.user.append(WITHOUT_PROPERTIES)
         connection = session.connection

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64
 
 from sluice.message import Message
+from sluice.queues.names import client_of
 
 if TYPE_CHECKING:
     from sluice.queues.cursor import Cursor
@@ -38,7 +39,7 @@ class Lease:
         self.state: i64 = READY
         self.message: Message | None = None  # held while it is leased, read again for a retry
         self.consumer: Consumer | None = None
-        self.holder: str = ""  # the client that had it last
+        self.holder: str = ""  # the identity of the consumer that had it last: see `names.identity_of`
         self.token: i64 = 0  # the counter of its delivery token,
         self.tag: i64 = 0  # and the tag; 0: not known, the token was issued in an earlier run
         self.failures: i64 = 0
@@ -57,6 +58,10 @@ class Lease:
         self.namesake: Lease | None = None  # another one with that id: its publisher has used it again
         self.before: Lease | None = None  # neighbours in order of deadline
         self.after: Lease | None = None
+
+    def client(self) -> str:
+        """Return the client id of the last holder, for display."""
+        return client_of(self.holder)
 
 
 class DeadlineList:

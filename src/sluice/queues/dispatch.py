@@ -141,7 +141,7 @@ def _lease(engine: Engine, cursor: Cursor, seq: i64, message: Message, consumer:
         group.redelivered += 1
     lease.message = message
     lease.consumer = consumer
-    lease.holder = consumer.client
+    lease.holder = consumer.identity
     lease.state = LEASED
     engine.tokens.issue(lease, consumer, cursor.partition.pid)
     lease.attempt = lease.failures + 1
@@ -378,6 +378,13 @@ def leave(engine: Engine, consumer: Consumer) -> None:
                 lease.description = "its consumer went away"
                 fail(engine, lease, 0.0, False)
     rebalance(engine, group)
+
+
+def set_identity(engine: Engine, consumer: Consumer, identity: str) -> None:
+    """Bind the next deliveries of a consumer to another identity: a client has resumed its session as another user."""
+    consumer.identity = identity
+    if consumer.group is not None:
+        engine.tokens.admit(consumer, consumer.group.gid)
 
 
 def pause(engine: Engine, consumer: Consumer, paused: bool) -> None:

@@ -381,6 +381,9 @@ class Engine:
     def resume(self, consumer: Consumer) -> None:
         dispatch.pause(self, consumer, False)
 
+    def set_identity(self, consumer: Consumer, identity: str) -> None:
+        dispatch.set_identity(self, consumer, identity)
+
     def set_prefetch(self, consumer: Consumer, prefetch: i64) -> None:
         dispatch.set_prefetch(self, consumer, prefetch)
 
@@ -405,9 +408,9 @@ class Engine:
             self.note(note, True)  # without the secret, tokens that clients hold cannot be checked
         self.tokens.begin(secret, run, first)
 
-    def lease_of(self, group: Group, name: bytes, token: Token, client: str) -> Lease:
+    def lease_of(self, group: Group, name: bytes, token: Token, identity: str) -> Lease:
         """The delivery that a settling client means, if it may still settle it."""
-        return settling.lease_of(self, group, name, token, client)
+        return settling.lease_of(self, group, name, token, identity)
 
     def ack(self, lease: Lease) -> None:
         """Done. Also from the last holder of one that waits for its retry: the work was done, if late."""
@@ -416,21 +419,21 @@ class Engine:
         lease.cursor.group.queue.process_latency.add(self.now - lease.last_at)
         settling.finish(self, lease, ACKED)
 
-    def finish_late(self, group: Group, name: bytes, token: Token, client: str) -> bool:
+    def finish_late(self, group: Group, name: bytes, token: Token, identity: str) -> bool:
         """Done, and nothing is known of the delivery: whether it counts all the same."""
-        return late.finish(self, group, name, token, client)
+        return late.finish(self, group, name, token, identity)
 
-    def retake(self, group: Group, name: bytes, token: Token, client: str) -> Lease | None:
+    def retake(self, group: Group, name: bytes, token: Token, identity: str) -> Lease | None:
         """A delivery of which nothing is known, taken up again so that what is said of it counts."""
-        return late.retake(self, group, name, token, client)
+        return late.retake(self, group, name, token, identity)
 
     def is_from_before(self, group: Group, name: bytes) -> bool:
         """Return whether the message is unsettled and an earlier run may have delivered it."""
         return late.cursor_of(self, group, name) is not None
 
-    def is_forged(self, group: Group, name: bytes, token: Token, client: str, known: bool) -> bool:
-        """Return whether `token` was never issued to `client` for the unsettled message called `name`."""
-        return late.is_forged(self, group, name, token, client, known)
+    def is_forged(self, group: Group, name: bytes, token: Token, identity: str, known: bool) -> bool:
+        """Return whether `token` was never issued to `identity` for the unsettled message called `name`."""
+        return late.is_forged(self, group, name, token, identity, known)
 
     def nack(self, lease: Lease, delay: float, description: str) -> None:
         """Failed: again after its backoff, or after `delay` seconds when that is not negative."""
@@ -458,7 +461,7 @@ class Engine:
         if consumer is not None:
             consumer.active_at = self.now
             if consumer.stalled:
-                settling.sign_of_life(self, lease.cursor.group, consumer.client)
+                settling.sign_of_life(self, lease.cursor.group, consumer.identity)
 
     def bury(self, lease: Lease, reason: str, description: str) -> None:
         """Never again: to the dead letters, in one frame with its end here."""

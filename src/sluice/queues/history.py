@@ -68,7 +68,7 @@ class Past:
             steps.append(Step(float(message.enqueued_at) / 1000.0, ENQUEUED, "", "", 0, ""))
         tell_delivery(lease)
         steps.extend(lease.history or [])
-        steps.append(Step(now, ACKED, lease.cursor.group.name, lease.holder, lease.attempt, ""))
+        steps.append(Step(now, ACKED, lease.cursor.group.name, lease.client(), lease.attempt, ""))
         key = _life(lease.cursor.group.queue.name, name)
         known = self._lives.pop(key, None)
         if known is not None:
@@ -96,7 +96,7 @@ def tell_end(lease: Lease, what: str, now: float, detail: str) -> i64:
     steps = lease.history
     assert steps is not None
     steps.append(
-        Step(now, what, lease.cursor.group.name, lease.holder, lease.attempt, detail[:LONGEST_DETAIL])
+        Step(now, what, lease.cursor.group.name, lease.client(), lease.attempt, detail[:LONGEST_DETAIL])
     )
     del steps[:-MOST_STEPS]
     return count + 1
@@ -109,10 +109,10 @@ def tell_delivery(lease: Lease) -> i64:
         steps = taken_back(lease.cursor, lease.seq)
         lease.history = steps
     group = lease.cursor.group.name
-    steps.append(Step(lease.last_at, DELIVERED, group, lease.holder, lease.attempt, ""))
+    steps.append(Step(lease.last_at, DELIVERED, group, lease.client(), lease.attempt, ""))
     if lease.since <= lease.last_at:
         return 1
-    steps.append(Step(lease.since, EXTENDED, group, lease.holder, lease.attempt, ""))
+    steps.append(Step(lease.since, EXTENDED, group, lease.client(), lease.attempt, ""))
     return 2
 
 

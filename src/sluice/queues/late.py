@@ -51,8 +51,8 @@ def _cursor_at(engine: Engine, group: Group, name: bytes) -> Cursor | None:
     return cursor
 
 
-def _cursor_for(engine: Engine, group: Group, name: bytes, token: Token, client: str) -> Cursor | None:
-    """Return the cursor of the message, if `token` proves that an earlier run delivered it to `client`.
+def _cursor_for(engine: Engine, group: Group, name: bytes, token: Token, identity: str) -> Cursor | None:
+    """Return the cursor of the message, if `token` proves that an earlier run delivered it to `identity`.
 
     Counter 0 is no token. The caller decides who may settle without one, and then the name is enough.
     """
@@ -62,13 +62,13 @@ def _cursor_for(engine: Engine, group: Group, name: bytes, token: Token, client:
     if cursor is None or not token.counter:
         return cursor
     _, seq = parse_message_id(name)
-    if not engine.tokens.fits(token, group.gid, client, cursor.partition.pid, seq):
+    if not engine.tokens.fits(token, group.gid, identity, cursor.partition.pid, seq):
         return None
     return cursor
 
 
-def is_forged(engine: Engine, group: Group, name: bytes, token: Token, client: str, known: bool) -> bool:
-    """Return whether `token` was never issued to `client` for the message called `name`.
+def is_forged(engine: Engine, group: Group, name: bytes, token: Token, identity: str, known: bool) -> bool:
+    """Return whether `token` was never issued to `identity` for the message called `name`.
 
     Only for a message that the group has still to settle: of others, no token says anything any more. `known`: there is
     a delivery by that name. If the name tells no place, the token should have: each token of such a delivery does.
@@ -84,7 +84,7 @@ def is_forged(engine: Engine, group: Group, name: bytes, token: Token, client: s
         return False
     if engine.tokens.has_issued(token) and _is_superseded(cursor, seq, token.counter):
         return False
-    return not engine.tokens.fits(token, group.gid, client, cursor.partition.pid, seq)
+    return not engine.tokens.fits(token, group.gid, identity, cursor.partition.pid, seq)
 
 
 def _is_superseded(cursor: Cursor, seq: i64, counter: i64) -> bool:
@@ -95,9 +95,9 @@ def _is_superseded(cursor: Cursor, seq: i64, counter: i64) -> bool:
     return cursor.returned is not None and int(seq) in cursor.returned
 
 
-def finish(engine: Engine, group: Group, name: bytes, token: Token, client: str) -> bool:
+def finish(engine: Engine, group: Group, name: bytes, token: Token, identity: str) -> bool:
     """Done; whether it counts."""
-    cursor = _cursor_for(engine, group, name, token, client)
+    cursor = _cursor_for(engine, group, name, token, identity)
     if cursor is None:
         return False
     _, seq = parse_message_id(name)
@@ -106,26 +106,26 @@ def finish(engine: Engine, group: Group, name: bytes, token: Token, client: str)
         take_from(engine, cursor, seq, ACKED, None)
         return True
     if not token.counter or (
-        lease.state == LEASED and lease.token != token.counter and lease.holder != client
+        lease.state == LEASED and lease.token != token.counter and lease.holder != identity
     ):
         return False
     end(engine, lease, ACKED)
     return True
 
 
-def retake(engine: Engine, group: Group, name: bytes, token: Token, client: str) -> Lease | None:
+def retake(engine: Engine, group: Group, name: bytes, token: Token, identity: str) -> Lease | None:
     """The delivery again, LEASED until a new deadline; None when the message is done, with another consumer, or must
     wait for an earlier one of its key. No consumer has it on its list, for it was not given out: its own words settle
     it, or the deadline does. One that has failed under this very token is what it is: it was counted. What the same
     client was given again meanwhile, because its session lasts, it speaks of by the old token as well."""
-    cursor = _cursor_for(engine, group, name, token, client)
+    cursor = _cursor_for(engine, group, name, token, identity)
     if cursor is None:
         return None
     _, seq = parse_message_id(name)
     counter = token.counter
     lease = cursor.leases.get(int(seq))
     if lease is not None:
-        if counter and (counter == lease.token or (lease.state == LEASED and lease.holder == client)):
+        if counter and (counter == lease.token or (lease.state == LEASED and lease.holder == identity)):
             return lease
         if counter < lease.token or (lease.state != WAITING and lease.state != READY):
             return None
@@ -139,14 +139,14 @@ def retake(engine: Engine, group: Group, name: bytes, token: Token, client: str)
         cursor.leases[int(seq)] = lease
     if cursor.ahead:
         engine.young.drop_ahead(cursor, seq)
-    _hold(engine, lease, token, client)
+    _hold(engine, lease, token, identity)
     return lease
 
 
-def _hold(engine: Engine, lease: Lease, token: Token, client: str) -> None:
+def _hold(engine: Engine, lease: Lease, token: Token, identity: str) -> None:
     queue = lease.cursor.group.queue
     now = engine.now
-    lease.holder = client
+    lease.holder = identity
     lease.state = LEASED
     lease.token = token.counter
     lease.tag = token.tag

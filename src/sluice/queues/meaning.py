@@ -199,7 +199,7 @@ class QueueMeaning(Meaning):
             standing.delivered = int(cursor.delivered)
             for seq, lease in cursor.leases.items():
                 if lease.state == LEASED:
-                    standing.held[seq] = lease.holder
+                    standing.held[seq] = lease.client()
                     if lease.attempt > 1:
                         standing.attempts[seq] = int(lease.attempt)
                 elif lease.state == WAITING:

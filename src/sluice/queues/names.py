@@ -9,6 +9,7 @@ from mypy_extensions import i64
 
 DEAD_LETTERS: Final = "dlq/"
 RESPONSES: Final = "responses/"
+_OF_USER: Final = "\0"  # no client id has it [MQTT-1.5.4-2]
 
 _HEX: Final = b"0123456789abcdef"
 
@@ -52,6 +53,19 @@ def fault_of_group(name: str) -> str:
     if not name or len(name) > 256 or any(character in name for character in "/+#$"):
         return "Give 1 to 256 characters without / + # and $"
     return "" if is_speakable(name) else "Give a name without control characters"
+
+
+def identity_of(client: str, user: str) -> str:
+    """Return what deliveries to a client are bound to: the client id and, if it has one, its user.
+
+    A client id alone is no proof. When its session has ended, a client of any user can connect with it.
+    """
+    return client + _OF_USER + user if user else client
+
+
+def client_of(identity: str) -> str:
+    """Return the client id of an identity."""
+    return identity.partition(_OF_USER)[0]
 
 
 def is_speakable(name: str) -> bool:

@@ -39,6 +39,7 @@ class Consumer:
 
     def __init__(self, client: str, prefetch: i64, priority: i64, exclusive: bool) -> None:
         self.client: str = client
+        self.identity: str = client  # what its deliveries are bound to: see `names.identity_of`
         self.prefetch: i64 = prefetch
         self.priority: i64 = priority
         self.exclusive: bool = exclusive

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 # ---- who may settle what
 
 
-def lease_of(engine: Engine, group: Group, name: bytes, token: Token, client: str) -> Lease:
+def lease_of(engine: Engine, group: Group, name: bytes, token: Token, identity: str) -> Lease:
     """The delivery that a settling client means, if it may still settle it."""
     found: Lease | None = None
     lease = group.own_ids.get(name) if group.own_ids else None
     while lease is not None:
-        if _may_settle(engine, lease, token, client):
-            return _seen(engine, lease, client)
+        if _may_settle(engine, lease, token, identity):
+            return _seen(engine, lease, identity)
         found = lease
         lease = lease.namesake
     pid, seq = parse_message_id(name)
@@ -40,20 +40,20 @@ def lease_of(engine: Engine, group: Group, name: bytes, token: Token, client: st
     if partition is not None and partition.queue is group.queue:
         lease = group.cursors[partition.number].leases.get(int(seq))
         if lease is not None:
-            if _may_settle(engine, lease, token, client):
-                return _seen(engine, lease, client)
+            if _may_settle(engine, lease, token, identity):
+                return _seen(engine, lease, identity)
             found = lease
-    sign_of_life(engine, group, client)
+    sign_of_life(engine, group, identity)
     if found is None:
         raise UnknownDelivery(name.decode("utf-8", "replace"))
     raise StaleDelivery(name.decode("utf-8", "replace"))
 
 
-def _may_settle(engine: Engine, lease: Lease, token: Token, client: str) -> bool:
-    """Return whether the token fits or, without a token, `client` held the delivery last.
+def _may_settle(engine: Engine, lease: Lease, token: Token, identity: str) -> bool:
+    """Return whether the token fits or, without a token, `identity` held the delivery last.
 
-    An empty `client` is an operator, who may settle every delivery of the group. The tag of a lease from an earlier
-    run is not known: then the token must be one that was issued to `client`.
+    An empty `identity` is an operator, who may settle every delivery of the group. The tag of a lease from an earlier
+    run is not known: then the token must be one that was issued to `identity`.
     """
     if token.counter:
         if lease.token != token.counter:
@@ -61,20 +61,20 @@ def _may_settle(engine: Engine, lease: Lease, token: Token, client: str) -> bool
         if lease.tag:
             return lease.tag == token.tag
         cursor = lease.cursor
-        return engine.tokens.fits(token, cursor.group.gid, client, cursor.partition.pid, lease.seq)
-    return not client or lease.holder == client
+        return engine.tokens.fits(token, cursor.group.gid, identity, cursor.partition.pid, lease.seq)
+    return not identity or lease.holder == identity
 
 
-def _seen(engine: Engine, lease: Lease, client: str) -> Lease:
+def _seen(engine: Engine, lease: Lease, identity: str) -> Lease:
     if lease.state != LEASED:
-        sign_of_life(engine, lease.cursor.group, client)
+        sign_of_life(engine, lease.cursor.group, identity)
     return lease
 
 
-def sign_of_life(engine: Engine, group: Group, client: str) -> None:
+def sign_of_life(engine: Engine, group: Group, identity: str) -> None:
     """A consumer speaks, if too late: it is not stalled any more."""
     for consumer in group.consumers:
-        if consumer.stalled and consumer.client == client:
+        if consumer.stalled and consumer.identity == identity:
             consumer.stalled = False
             consumer.active_at = engine.now
             engine.rebalance(group)
@@ -116,7 +116,7 @@ def finish(engine: Engine, lease: Lease, how: i64) -> None:
 def _settled_late(engine: Engine, lease: Lease) -> None:
     """An ack of the last holder counts after the deadline too: the work is done."""
     for consumer in lease.cursor.group.consumers:
-        if consumer.client == lease.holder:
+        if consumer.identity == lease.holder:
             consumer.settled_at = engine.now
 
 

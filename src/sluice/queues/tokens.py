@@ -1,10 +1,11 @@
 """Delivery tokens: proof that a client was given one delivery.
 
 A token has three parts. The counter orders the deliveries of a store. The run tells which start of
-the broker issued the token. The tag authenticates both, together with the group, the client, the
-partition and the sequence, so that a token cannot be guessed and fits one delivery to one client:
+the broker issued the token. The tag authenticates both, together with the group, the identity of
+the client (its id and its user), the partition and the sequence, so that a token cannot be guessed and fits one
+delivery to one client:
 
-    tag = pad(run, counter) xor hash(group, client, partition, sequence)        64 bits
+    tag = pad(run, counter) xor hash(group, identity, partition, sequence)        64 bits
 
 This is a Carter-Wegman authenticator, the construction of Poly1305. The hash is universal: linear,
 with secret keys, in two halves modulo a prime. Its result is hidden by a pad that no other delivery
@@ -13,7 +14,7 @@ with a probability of 2^-64. All keys follow from the secret of the store, which
 the tokens of earlier runs and earlier owners can be checked.
 
 Nothing is hashed for a delivery. SHAKE-128 makes the pads of 256 counters at once, and HMAC-SHA256
-makes the part that stands for group and client when a consumer joins.
+makes the part that stands for group and identity when a consumer joins.
 
 This module draws no random numbers: secret and run are handed in.
 """
@@ -64,9 +65,9 @@ class RunKeys:
         self._low_second: i64 = keys[4]
         self._low_pid: i64 = keys[5]
 
-    def marks(self, gid: i64, client: str) -> list[int]:
-        """Return what group and client add to the two halves of the hash."""
-        name = client.encode("utf-8", "surrogatepass")
+    def marks(self, gid: i64, identity: str) -> list[int]:
+        """Return what group and identity add to the two halves of the hash."""
+        name = identity.encode("utf-8", "surrogatepass")
         member = b"member" + int(gid).to_bytes(8, "little") + name
         return _residues(hmac.digest(self._key, member, "sha256")[:16])
 
@@ -118,8 +119,8 @@ class DeliveryTokens:
         self._text = b"-%08x" % int(run)
 
     def admit(self, consumer: Consumer, gid: i64) -> None:
-        """Prepare a consumer that joins a group for its tokens."""
-        marks = self._keys.marks(gid, consumer.client)
+        """Prepare a consumer for its tokens: when it joins a group, or has another identity."""
+        marks = self._keys.marks(gid, consumer.identity)
         consumer.token_mark_high = marks[0]
         consumer.token_mark_low = marks[1]
         consumer.token_run = self._text
@@ -141,8 +142,8 @@ class DeliveryTokens:
         """Return whether the counter of `token` is one that this run has issued. Does not check the tag."""
         return token.run == self.run and self.first <= token.counter < self._next
 
-    def fits(self, token: Token, gid: i64, client: str, pid: i64, seq: i64) -> bool:
-        """Return whether a run of this store issued `token` to `client` for this message. Slow: hashes.
+    def fits(self, token: Token, gid: i64, identity: str, pid: i64, seq: i64) -> bool:
+        """Return whether a run of this store issued `token` to `identity` for this message. Slow: hashes.
 
         The pads of the last token are kept: a packet may present one token for many messages.
         """
@@ -153,7 +154,7 @@ class DeliveryTokens:
             if self._earlier.run != token.run:
                 self._earlier = RunKeys(self.secret, token.run)
             keys = self._earlier
-        marks = keys.marks(gid, client)
+        marks = keys.marks(gid, identity)
         block: i64 = token.counter >> _PAD_BITS
         if block != self._checked_block or keys is not self._checked:
             self._checked_pads = keys.pads(block)
