@@ -130,7 +130,7 @@ class QueueDoor:
         self._wishes = Wishes()
         self._token = Token()  # the one of the settlement at hand
         self._next_warning: float = 0.0  # when the log may hear of a wrong token again
-        self.members: QueueMembers = QueueMembers(engine, self.open)
+        self.members: QueueMembers = QueueMembers(engine, self.open, turn, self._begin)
         self.abroad: Abroad | None = None  # None: all queues are here
         self.admin: AdminTopics | None = None  # who carries out what is published to $admin/...
         self.responses: Responses | None = None  # who keeps what is published to $queue/responses/...
@@ -605,10 +605,9 @@ class QueueDoor:
                 return
         self._begin()
         try:
-            self.members.subscribe(session, topic_filter, qos, wishes)
+            self.members.subscribe(session, topic_filter, qos, wishes, at_once=True)
         except QueueError as error:
             self.engine.warnings.append(f"{session.client_id} could not be subscribed again: {error}")
-        self.paused(session)
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
         """Whether there was such a subscription."""
