@@ -560,14 +560,22 @@ class QueueDoor:
         return reason
 
     def _settle_many(self, verb: i64, settler: Settler, ids: list[bytes], token: Token) -> None:
-        """A batch: all that can be settled is; the answer tells of the rest."""
+        """A batch: all that can be settled is; the answer tells of the rest.
+
+        An id that was refused is refused again without a search: each search visits all deliveries with that id.
+        """
         first: QueueError | None = None
         failed = 0
+        refused: set[bytes] = set()
         for name in ids:
+            if refused and name in refused:
+                failed += 1
+                continue
             try:
                 self._settle_one(verb, settler, name, token, b"")
             except QueueError as error:
                 failed += 1
+                refused.add(name)
                 first = first or error
         if first is not None:
             first.do = f"{failed} of {len(ids)} could not be settled. {first.do}"
