@@ -153,6 +153,10 @@ class Connection(Deadline):
         """Whether what it has sent has taken its share of this turn: others wait."""
         return not self._hurried and self.broker.turn.time() - self.heard_at > TURN_SECONDS
 
+    def is_hurried(self) -> bool:
+        """Return whether the client has closed its side: then what it has sent is worked off at once."""
+        return self._hurried
+
     def _rest(self, data: bytes) -> None:
         """Read no more, and go on with `data` when others have had their turn."""
         self._left_over = data

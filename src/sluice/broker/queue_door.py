@@ -131,8 +131,8 @@ class QueueDoor:
         self._wishes = Wishes()
         self._token = Token()  # the one of the settlement at hand
         self._next_warning: float = 0.0  # when the log may hear of a wrong token again
-        self.members: QueueMembers = QueueMembers(engine, self.open)
-        self._ignored_bindings: set[bytes] = set()  # that the log was told of
+        self.members: QueueMembers = QueueMembers(engine, self.open, turn, self._begin)
+        self._ignored_bindings: set[bytes] = set()  # bindings that a log line has named
         self.abroad: Abroad | None = None  # None: all queues are here
         self.admin: AdminTopics | None = None  # who carries out what is published to $admin/...
         self.responses: Responses | None = None  # who keeps what is published to $queue/responses/...
@@ -584,15 +584,23 @@ class QueueDoor:
         return reason
 
     def _settle_many(self, verb: i64, settler: Settler, ids: list[bytes], token: Token) -> None:
-        """A batch: all that can be settled is; the answer tells of the rest."""
+        """A batch: all that can be settled is; the answer tells of the rest.
+
+        An id that was refused is refused again without a search: each search visits all deliveries with that id.
+        """
         first: QueueError | None = None
         failed = 0
         is_wrong_token = False
+        refused: set[bytes] = set()
         for name in ids:
+            if refused and name in refused:
+                failed += 1
+                continue
             try:
                 self._settle_one(verb, settler, name, token, b"")
             except QueueError as error:
                 failed += 1
+                refused.add(name)
                 first = first or error
                 if isinstance(error, WrongToken):
                     is_wrong_token = True
@@ -634,10 +642,9 @@ class QueueDoor:
                 return
         self._begin()
         try:
-            self.members.subscribe(session, topic_filter, qos, wishes)
+            self.members.subscribe(session, topic_filter, qos, wishes, at_once=True)
         except QueueError as error:
             self.engine.warnings.append(f"{session.client_id} could not be subscribed again: {error}")
-        self.paused(session)
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
         """Whether there was such a subscription."""

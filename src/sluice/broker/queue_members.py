@@ -2,6 +2,10 @@
 
 A subscription by name is one consumer, a filter with wildcards one for each queue that matches, now and later. A client
 is in one group of a queue, whatever filters lead there. What a member is given is the engine's decision.
+
+A client may read thousands of queues. Joining, pausing, resuming and leaving many of them is done in slices
+over several turns (`sliced.py`). A SUBSCRIBE is answered when all queues are joined. A consumer that is still to
+leave its group gets nothing more (prefetch 0), and is no longer in `Session.by_queue`.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from mypy_extensions import i64
 from sluice.broker.queue_consumer import QueueConsumer
 from sluice.broker.queue_topics import GROUP, PREFIX, PUBLISH, WRONG, parse_queue_topic
 from sluice.broker.queue_wishes import Options
+from sluice.broker.sliced import Sliced
+from sluice.broker.turn import Turn
 from sluice.errors import InvalidQueueConfig
 from sluice.queues.engine import Engine
 from sluice.queues.names import fault_of_name, fault_of_new_group, is_dots
@@ -39,21 +45,109 @@ class WildSubscription:
         self.options: Options = options
 
 
-class QueueMembers:
-    """`open_queue` makes a queue that is not there yet, with everybody who has subscribed to its like."""
+class Joining(Sliced):
+    """The consumers of a filter with wildcards join the queues called `names`, one in each step."""
 
-    def __init__(self, engine: Engine, open_queue: Callable[[str], Queue]) -> None:
+    def __init__(
+        self,
+        members: QueueMembers,
+        wild: WildSubscription,
+        names: list[str],
+        turn: Turn,
+        begin: Callable[[], None],
+    ) -> None:
+        super().__init__(turn, begin)
+        self.wild: WildSubscription = wild
+        self._members: QueueMembers = members
+        self._names: list[str] = names
+        self._next: int = 0
+
+    def step(self) -> bool:
+        if self._next < len(self._names):
+            name = self._names[self._next]
+            self._next += 1
+            self._members.join_by_wildcard(self.wild, name)
+        if self._next < len(self._names):
+            return True
+        self._members.joined_all(self)
+        return False
+
+
+class Leaving(Sliced):
+    """Consumers leave their groups, one in each step."""
+
+    def __init__(
+        self, members: QueueMembers, consumers: list[QueueConsumer], turn: Turn, begin: Callable[[], None]
+    ) -> None:
+        super().__init__(turn, begin)
+        self._members: QueueMembers = members
+        self._consumers: list[QueueConsumer] = consumers
+        for consumer in consumers:
+            consumer.prefetch = 0
+
+    def step(self) -> bool:
+        if self._consumers:
+            self._members.leave(self._consumers.pop())
+        return len(self._consumers) > 0
+
+
+class Presence(Sliced):
+    """The consumers of a session are paused or resumed because its client went away or came back."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        session: Session,
+        consumers: list[QueueConsumer],
+        away: bool,
+        turn: Turn,
+        begin: Callable[[], None],
+    ) -> None:
+        super().__init__(turn, begin)
+        self._engine: Engine = engine
+        self._session: Session = session
+        self._consumers: list[QueueConsumer] = consumers
+        self._away: bool = away
+
+    def step(self) -> bool:
+        if self._consumers:
+            consumer = self._consumers.pop()
+            if self._session.by_queue.get(consumer.queue) is consumer:  # else it has left meanwhile
+                if self._away:
+                    self._engine.pause(consumer)
+                else:
+                    self._engine.resume(consumer)
+        if not self._consumers:
+            if self._session.presence is self:
+                self._session.presence = None
+            return False
+        return True
+
+
+class QueueMembers:
+    """`open_queue` makes a queue that is not there yet, with everybody who has subscribed to its like.
+    `begin` prepares the engine for work in the present turn."""
+
+    def __init__(
+        self, engine: Engine, open_queue: Callable[[str], Queue], turn: Turn, begin: Callable[[], None]
+    ) -> None:
         self._engine: Engine = engine
         self._open_queue = open_queue
+        self._turn: Turn = turn
+        self._begin = begin
         self._wild: list[WildSubscription] = []
+        self._joining: list[Joining] = []  # by wildcard, and not all queues are joined yet
         self._left_behind: dict[str, list[QueueConsumer]] = {}  # by queue: whose queue was deleted
 
     # ---- subscribing
 
     def subscribe(
-        self, session: Session, topic_filter: bytes, qos: i64, wishes: list[str]
+        self, session: Session, topic_filter: bytes, qos: i64, wishes: list[str], at_once: bool = False
     ) -> tuple[int, str]:
-        """Join a queue, or all that match: the granted QoS, or a reason and why."""
+        """Join a queue, or all that match: the granted QoS, or a reason and why.
+
+        Unless `at_once`, many queues are joined over several turns: `is_joining` tells whether all are.
+        """
         options = Options(session, wishes)
         told = ""
         known = parse_queue_topic(topic_filter)
@@ -72,18 +166,26 @@ class QueueMembers:
             fault = fault_of_name(known.queue.replace("+", "any").replace("#", "any"))
             if fault:
                 return TOPIC_FILTER_INVALID, fault
+            names: list[str] = []
             new: i64 = 0  # partitions that the group does not follow yet
             for queue in self._engine.queues.values():
-                if options.group not in queue.groups and self._covers(pattern, queue.name):
-                    new += len(queue.partitions)
+                if self._covers(pattern, queue.name):
+                    names.append(queue.name)
+                    if options.group not in queue.groups:
+                        if new == 0:
+                            start_floors(
+                                queue, options.start
+                            )  # refuse a wrong start before any queue is joined
+                        new += len(queue.partitions)
             self._engine.check_group(options.group, int(new))
             self._drop_wild(session, topic_filter)
-            self._wild.append(WildSubscription(session, topic_filter, pattern, qos, options))
-            for queue in list(self._engine.queues.values()):
-                if self._covers(pattern, queue.name):
-                    before = session.by_queue.get(queue.name)
-                    if before is None or before.topic_filter == topic_filter:
-                        self._join(session, topic_filter, queue, qos, options)
+            wild = WildSubscription(session, topic_filter, pattern, qos, options)
+            self._wild.append(wild)
+            if at_once:
+                for name in names:
+                    self.join_by_wildcard(wild, name)
+            else:
+                self._start_joining(wild, names)
         else:
             fault = fault_of_name(known.queue)
             if fault:
@@ -95,6 +197,28 @@ class QueueMembers:
             self._join(session, topic_filter, named or self._open_queue(known.queue), qos, options)
         session.queue_requests[topic_filter] = (int(qos), wishes)
         return int(qos), told
+
+    def is_joining(self, session: Session) -> bool:
+        """Return whether queues that match a filter of this session are still being joined."""
+        for joining in self._joining:
+            if joining.wild.session is session:
+                return True
+        return False
+
+    def _start_joining(self, wild: WildSubscription, names: list[str]) -> None:
+        joining = Joining(self, wild, names, self._turn, self._begin)
+        self._joining.append(joining)
+        joining.start()
+
+    def join_by_wildcard(self, wild: WildSubscription, name: str) -> None:
+        """Join one queue that matches, unless the client reads it by another filter or it was deleted."""
+        queue = self._engine.queues.get(name)
+        before = wild.session.by_queue.get(name)
+        if queue is not None and (before is None or before.topic_filter == wild.topic_filter):
+            self._join(wild.session, wild.topic_filter, queue, wild.qos, wild.options)
+
+    def joined_all(self, joining: Joining) -> None:
+        self._joining.remove(joining)
 
     def _has_group(self, name: str) -> bool:
         """Whether any queue has such a group: an earlier version created groups of names that are refused now."""
@@ -123,7 +247,7 @@ class QueueMembers:
                     engine.resume(before)
                 engine.set_prefetch(before, prefetch)
                 return
-            self._leave(before)
+            self.leave(before)
         group = queue.groups.get(options.group)
         if group is None:
             group = engine.group(queue, options.group, start_floors(queue, options.start))
@@ -142,26 +266,34 @@ class QueueMembers:
         )
         session.by_queue[queue.name] = consumer
         engine.join(queue, group, consumer)
+        if session.connection is None:
+            engine.pause(consumer)
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
         """Whether there was such a subscription."""
         found = session.queue_requests.pop(topic_filter, None) is not None
         self._drop_wild(session, topic_filter)
+        others = [wild for wild in self._wild if wild.session is session]
+        leaving: list[QueueConsumer] = []
+        joining: dict[bytes, list[str]] = {}  # by filter: the queues that it leads to from now on
         for name, consumer in list(session.by_queue.items()):
             if consumer.topic_filter == topic_filter:
-                other = self._wild_for(session, name)
+                other = self._first_that_covers(others, name)
                 if other is not None and other.options.group == consumer.group_name:
                     consumer.topic_filter = other.topic_filter  # it goes on under its other name
                     continue
                 del session.by_queue[name]
-                self._leave(consumer)
+                leaving.append(consumer)
                 if other is not None:
-                    queue = self._engine.queues.get(name)
-                    if queue is not None:
-                        self._join(session, other.topic_filter, queue, other.qos, other.options)
+                    joining.setdefault(other.topic_filter, []).append(name)
+        if leaving:
+            Leaving(self, leaving, self._turn, self._begin).start()
+        for wild in others:
+            if wild.topic_filter in joining:
+                self._start_joining(wild, joining[wild.topic_filter])
         return found
 
-    def _leave(self, consumer: QueueConsumer) -> None:
+    def leave(self, consumer: QueueConsumer) -> None:
         if consumer.session.starving is not None:
             consumer.session.starving.remove(consumer)
         self._engine.leave(consumer)
@@ -170,11 +302,20 @@ class QueueMembers:
         for wild in self._wild:
             if wild.session is session and wild.topic_filter == topic_filter:
                 self._wild.remove(wild)
+                self._stop_joining(session, topic_filter)
                 return
 
-    def _wild_for(self, session: Session, name: str) -> WildSubscription | None:
-        for wild in self._wild:
-            if wild.session is session and self._covers(wild.pattern, name):
+    def _stop_joining(self, session: Session, topic_filter: bytes | None) -> None:
+        """Join no more queues by this filter, or by any filter of the session."""
+        for joining in list(self._joining):
+            wild = joining.wild
+            if wild.session is session and (topic_filter is None or wild.topic_filter == topic_filter):
+                joining.cancelled = True
+                self._joining.remove(joining)
+
+    def _first_that_covers(self, wilds: list[WildSubscription], name: str) -> WildSubscription | None:
+        for wild in wilds:
+            if self._covers(wild.pattern, name):
                 return wild
         return None
 
@@ -208,21 +349,35 @@ class QueueMembers:
         return len(self._wild) > 0
 
     def pause(self, session: Session) -> None:
-        for consumer in session.by_queue.values():
-            self._engine.pause(consumer)
+        self._set_presence(session, True)
 
     def resume(self, session: Session) -> None:
         for consumer in session.by_queue.values():
             if consumer.identity != session.identity:
                 self._engine.set_identity(consumer, session.identity)
-            self._engine.resume(consumer)
+        self._set_presence(session, False)
+
+    def _set_presence(self, session: Session, away: bool) -> None:
+        if session.presence is not None:
+            session.presence.cancelled = True  # the client was away, or here, for a moment only
+        consumers = list(session.by_queue.values())
+        consumers.reverse()
+        presence = Presence(self._engine, session, consumers, away, self._turn, self._begin)
+        session.presence = presence
+        presence.start()
 
     def end(self, session: Session) -> None:
         self._wild = [wild for wild in self._wild if wild.session is not session]
-        for consumer in list(session.by_queue.values()):
-            self._engine.leave(consumer)
+        self._stop_joining(session, None)
+        if session.presence is not None:
+            session.presence.cancelled = True
+            session.presence = None
+        consumers = list(session.by_queue.values())
         session.by_queue = {}
         session.starving = None
+        if consumers:
+            consumers.reverse()
+            Leaving(self, consumers, self._turn, self._begin).start()
 
 
 def _supersede(session: Session, topic_filter: bytes, queue: str, group: str) -> str:

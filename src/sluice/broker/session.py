@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from sluice.broker.connection import Connection
     from sluice.broker.permission import Grant
     from sluice.broker.queue_consumer import QueueConsumer
+    from sluice.broker.queue_members import Presence
     from sluice.broker.retained_sender import RetainedSender
     from sluice.broker.router import Router
     from sluice.broker.starving import Starving
@@ -98,6 +99,7 @@ class Session(Publisher):
         self._epoch: i64 = 0  # counts connections: see `tag`
         self.by_queue: dict[str, QueueConsumer] = {}
         self.starving: Starving | None = None  # those of them that found the line full
+        self.presence: Presence | None = None  # while they are being paused or resumed
         self.foreign: bool = (
             False  # its home is another cell: what it asks for here is meant for this cell alone
         )

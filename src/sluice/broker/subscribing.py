@@ -54,8 +54,8 @@ def subscribe(session: Session, packet: Subscribe, connection: Connection) -> No
 
 
 class Subscribing:
-    """A SUBSCRIBE that is carried out, in several turns where it takes long, because it creates queues. Its connection
-    reads nothing else meanwhile."""
+    """A SUBSCRIBE that is carried out, in several turns where it takes long, because it creates queues or joins many.
+    Its connection reads nothing else meanwhile."""
 
     def __init__(self, session: Session, packet: Subscribe, connection: Connection) -> None:
         self._session: Session = session
@@ -68,7 +68,12 @@ class Subscribing:
         session = self._session
         packet = self._packet
         connection = self._connection
-        while self._next < len(packet.requests):
+        while True:
+            if self._is_joining():
+                connection.unfinished = self
+                return
+            if self._next == len(packet.requests):
+                break
             request = packet.requests[self._next]
             self._next += 1
             _subscribe_one(session, packet, request, self._answer)
@@ -77,6 +82,14 @@ class Subscribing:
                 return
         if not abroad_waits(session, self._answer):
             self._answer.done()
+
+    def _is_joining(self) -> bool:
+        """Return whether the queues of a filter are still being joined. A client that has closed its side
+        of the connection is not made to wait, so that the packets behind the SUBSCRIBE still count."""
+        door = self._session.router.door
+        return (
+            door is not None and door.members.is_joining(self._session) and not self._connection.is_hurried()
+        )
 
 
 def _subscribe_one(session: Session, packet: Subscribe, request: SubscriptionRequest, answer: Answer) -> None:

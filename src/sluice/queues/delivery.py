@@ -56,6 +56,7 @@ class Lease:
         self.history: list[Step] | None = None  # made with the first failure
         self.own_id: bytes = b""  # the publisher's, under which the group finds it
         self.namesake: Lease | None = None  # another one with that id: its publisher has used it again
+        self.namesake_before: Lease | None = None  # the one whose `namesake` this is
         self.before: Lease | None = None  # neighbours in order of deadline
         self.after: Lease | None = None
 

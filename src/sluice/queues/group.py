@@ -152,27 +152,30 @@ class Group:
         if lease.own_id:
             return
         lease.own_id = name
-        lease.namesake = self.own_ids.get(name)
+        first = self.own_ids.get(name)
+        if first is not None:
+            lease.namesake = first
+            first.namesake_before = lease
         self.own_ids[name] = lease
 
     def drop_name(self, lease: Lease) -> None:
+        """Take a delivery out of the list of those with its id, without a walk: a publisher may use one id often."""
         name = lease.own_id
         if not name:
             return
-        first = self.own_ids.get(name)
-        if first is lease:
-            if lease.namesake is None:
-                del self.own_ids[name]
-            else:
-                self.own_ids[name] = lease.namesake
+        before = lease.namesake_before
+        after = lease.namesake
+        if after is not None:
+            after.namesake_before = before
+        if before is not None:
+            before.namesake = after
+        elif after is not None:
+            self.own_ids[name] = after
         else:
-            while first is not None:
-                if first.namesake is lease:
-                    first.namesake = lease.namesake
-                    break
-                first = first.namesake
+            del self.own_ids[name]
         lease.own_id = b""
         lease.namesake = None
+        lease.namesake_before = None
 
 
 def _by_priority(consumer: Consumer) -> int:
