@@ -124,9 +124,7 @@ class RetainedSender:
             return False  # no acknowledgement would call `resume`
         limits = session.router.limits
         count = len(waiting) if waiting is not None else 0
-        return (
-            2 * count >= limits.max_queued_messages or 2 * session.held_bytes >= limits.max_queued_bytes
-        )
+        return 2 * count >= limits.max_queued_messages or 2 * session.held_bytes >= limits.max_queued_bytes
 
     def _send_next(self) -> None:
         match = self._found[self._sent]
