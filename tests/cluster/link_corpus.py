@@ -21,7 +21,7 @@ from sluice.cluster.bridge import GREETING, Bridge, BridgeEnd
 from sluice.cluster.frames import ALONE, FrameBroken, Frames, frame, write_goals, write_message
 from sluice.cluster.guest import CLIENT, LEG
 from sluice.cluster.lines import THE_NODE, LineLost, LineProtocol
-from sluice.cluster.spread import Lookup, Spread
+from sluice.cluster.spread import Lookup, Seen, Spread
 from sluice.cluster.taken import Memory
 from sluice.cluster.trunk import WINDOW, Trunk, TrunkBroken
 from sluice.wire.packets import Publish
@@ -226,7 +226,7 @@ class LinkBench:
         for _ in range(2):
             packet = Publish(b"a/b", b"x", 1, False)
             asking.publish([(1, [])], packet, Spread(packet, lambda taken, fault: None))
-        asking.look_up([1, 3], Lookup(b"a/#", lambda found: None))
+        asking.look_up([1, 3], Lookup(b"a/#", lambda found: None, Seen(), 0))
         return asking
 
 

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sluice.broker.retained import STEPS
+from sluice.broker.session import Session
+from sluice.broker.subscriptions import Subscription
 from sluice.cluster.cell import LOOKUPS_AT_ONCE
 from sluice.cluster.interest import Interest
 from sluice.cluster.searching import Searches, Seeker
 from sluice.wire.packets import Publish
 from tests.cluster.kit import until
-from tests.cluster.nodes import Net, client_in, two_nodes
+from tests.cluster.nodes import Net, client_in, topic_in, two_nodes
 
 
 @pytest.fixture
@@ -118,3 +120,50 @@ def test_levels_of_filters_that_are_gone_are_deleted_from_the_interest() -> None
     assert interest.match(b"a/b/c").cells == set()
     interest.replace(1, {})
     assert interest._root.children == {}
+
+
+async def test_lookups_that_wait_for_an_owner_do_not_block_other_filters(net: Net) -> None:
+    a, b = net.nodes["a"], net.nodes["b"]
+    here = topic_in(0, "here")
+    a.node.local[0].broker.router.retained.put(Publish(here.encode(), b"x", 0, True), False)
+    b.drop(1)
+    lost = [topic_in(1, f"lost{nth}") for nth in range(LOOKUPS_AT_ONCE + 6)]
+    async with a.client(client_in(0)) as client, asyncio.timeout(20):
+        await client.subscribe([*lost, here])
+        assert (await anext(client.messages())).topic == here
+        abroad = a.node.local[0].abroad
+        assert abroad._running == {} and len(a.node._parked) == len(lost)
+        await b.open(1)
+        await until(lambda: not a.node._parked and not abroad.seen, "all lookups are over")
+        assert abroad._running == {} and abroad._lookups == {}
+
+
+async def test_value_published_while_its_filter_waits_for_a_slot_is_not_followed_by_the_older_one(
+    net: Net,
+) -> None:
+    a = net.nodes["a"]
+    cell = a.node.local[0]
+    session = Session("s", cell.broker.router)
+    for nth in range(LOOKUPS_AT_ONCE + 2):
+        subscription = Subscription(session, b"+/%d" % nth, 0, False, False, 0, 0)
+        cell.broker.router.subscribe(subscription)
+        cell.abroad.send_retained(subscription)
+    seen = cell.abroad.seen[session]
+    assert session in cell.abroad._pending
+    cell.note(Publish(b"a/65", b"new", 0, True))
+    since = [since for _, since in cell.abroad._pending[session].values()]
+    assert since == [0, 0] and seen.has(b"a/65", since[0])
+    assert not seen.has(b"a/65", seen.count), "a later SUBSCRIBE gets it"
+    await until(lambda: session not in cell.abroad.seen, "all lookups are over")
+
+
+async def test_retained_will_counts_as_newer_than_what_is_being_looked_up(net: Net) -> None:
+    cell = net.nodes["a"].node.local[0]
+    session = Session("s", cell.broker.router)
+    subscription = Subscription(session, b"a/+", 0, False, False, 0, 0)
+    cell.broker.router.subscribe(subscription)
+    cell.abroad.send_retained(subscription)
+    seen = cell.abroad.seen[session]
+    cell.abroad.spread_own(Publish(b"a/1", b"gone", 0, True), None)
+    assert seen.has(b"a/1", 0)
+    await until(lambda: session not in cell.abroad.seen, "the lookup is over")

@@ -170,7 +170,7 @@ async def test_owed_retained_messages_survive_on_disk_and_in_redis(
     async with asyncio.timeout(20), client_of(broker, "reader", **options) as reader:
         async for message in reader.messages():
             got.add(message.topic)
-            message.ack()
+            await message.ack()
             if len(got) == COUNT:
                 break
     assert got == {topic.decode() for topic in TOPICS}

@@ -14,7 +14,8 @@ restart they are looked up again, from the beginning: messages may arrive twice,
 
 A filter is looked up as of its SUBSCRIBE. What is published later is delivered as a live message and is
 left out here, so no older retained value follows a newer one. It may follow a newer message that was
-published without the retain flag; MQTT permits that, and the flag tells them apart. UNSUBSCRIBE and the end of the session cancel it.
+published without the retain flag; MQTT permits that, and the flag tells them apart. UNSUBSCRIBE and the
+end of the session cancel the lookup.
 """
 
 from __future__ import annotations

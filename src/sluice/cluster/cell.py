@@ -28,6 +28,7 @@ from sluice.cluster.spread import (
     Kept,
     Lookup,
     Origin,
+    Seen,
     Source,
     Spread,
     WhenNoted,
@@ -188,8 +189,8 @@ class Cell:
         return left
 
     def note(self, message: Publish) -> None:
-        for lookup in self.lookups:
-            lookup.seen.add(message.topic)
+        for seen in self.abroad.seen.values():
+            seen.add(message.topic)
 
     def retained(self, topic_filter: bytes) -> list[Publish]:
         """Return all messages for a filter at once. Clients are answered by `Searches`."""
@@ -224,10 +225,11 @@ class CellAbroad(Abroad):
         self._cell = cell
         self._router = cell.broker.router
         self._source = CellSource(cell)
-        self._pending: dict[
-            Session, dict[bytes, Subscription]
-        ] = {}  # whose retained messages are to be looked up
-        self._running: dict[Session, int] = {}  # lookups under way
+        # By session, filters whose retained messages are to be looked up, and `Seen.count` at their SUBSCRIBE.
+        self._pending: dict[Session, dict[bytes, tuple[Subscription, int]]] = {}
+        self._running: dict[Session, int] = {}  # lookups under way, without those that are parked
+        self._lookups: dict[Session, int] = {}  # all lookups that have begun
+        self.seen: dict[Session, Seen] = {}  # of sessions with lookups, begun or pending
         self._is_resuming = False
 
     # ---- queues
@@ -384,6 +386,8 @@ class CellAbroad(Abroad):
     def spread_own(self, message: Publish, session: Session | None) -> None:
         """A message that nobody waits to hear of."""
         goals, shares = self._goals(message)
+        if message.retain:
+            self._cell.note(message)
         try:
             self._router.publish(message, session)
         except QueueError as error:
@@ -421,22 +425,34 @@ class CellAbroad(Abroad):
         """Look up what is retained for a subscription, in all cells that may have some.
 
         A session has at most LOOKUPS_AT_ONCE lookups under way; of others only the filter is kept."""
-        pending = self._pending.setdefault(subscription.session, {})
+        session = subscription.session
+        seen = self.seen.get(session)
+        if seen is None:
+            seen = self.seen[session] = Seen()
+        pending = self._pending.setdefault(session, {})
         pending.pop(subscription.topic_filter, None)
-        pending[subscription.topic_filter] = subscription
-        self._look_up_next(subscription.session)
+        pending[subscription.topic_filter] = (subscription, seen.count)
+        self._look_up_next(session)
 
     def _look_up_next(self, session: Session) -> None:
+        """Begin lookups while there are slots, and at most LOOKUPS_AT_ONCE in this turn: parked ones
+        leave their slots at once."""
         pending = self._pending.get(session)
-        while pending and self._running.get(session, 0) < LOOKUPS_AT_ONCE:
-            subscription = pending.pop(next(iter(pending)))
+        begun = 0
+        while pending and begun < LOOKUPS_AT_ONCE and self._running.get(session, 0) < LOOKUPS_AT_ONCE:
+            subscription, since = pending.pop(next(iter(pending)))
             if self._is_wanted(subscription):
-                self._running[session] = self._running.get(session, 0) + 1
-                self._look_up(subscription)
+                begun += 1
+                self._look_up(subscription, since)
         if not pending:
             self._pending.pop(session, None)
+            if session not in self._lookups:
+                self.seen.pop(session, None)
+        elif begun == LOOKUPS_AT_ONCE and self._running.get(session, 0) < LOOKUPS_AT_ONCE:
+            self._resume_later()
 
-    def _look_up(self, subscription: Subscription) -> None:
+    def _look_up(self, subscription: Subscription, since: int) -> None:
+        session = subscription.session
         topic_filter = subscription.topic_filter
         if topic_filter.startswith(b"$SYS/"):
             cells = [self.cell]
@@ -444,22 +460,37 @@ class CellAbroad(Abroad):
             cells = list(range(self.node.cells))
         else:
             cells = [cell_of(topic_filter, self.node.cells)]
-        lookup = Lookup(topic_filter, partial(self._found, subscription))
+        lookup = Lookup(topic_filter, partial(self._found, subscription), self.seen[session], since)
+        self._running[session] = self._running.get(session, 0) + 1
+        self._lookups[session] = self._lookups.get(session, 0) + 1
+        lookup.changed = partial(self._slot_changed, session)
         lookup.left = len(cells)
         lookup.wanted = partial(self._is_wanted, subscription)
         self._cell.lookups.add(lookup)
-        lookup.over = partial(self._looked_up, subscription.session, lookup)
+        lookup.over = partial(self._looked_up, session, lookup)
         self.node.look_up_all(cells, lookup)
 
     def _looked_up(self, session: Session, lookup: Lookup) -> None:
         if lookup in self._cell.lookups:
             self._cell.lookups.discard(lookup)
-            left = self._running.pop(session, 1) - 1
+            left = self._lookups.pop(session, 1) - 1
             if left:
-                self._running[session] = left
-            if session in self._pending and not self._is_resuming:
-                self._is_resuming = True
-                asyncio.get_running_loop().call_soon(self._resume_lookups)
+                self._lookups[session] = left
+            elif session not in self._pending:
+                self.seen.pop(session, None)
+
+    def _slot_changed(self, session: Session, taken: bool) -> None:
+        """A lookup is over or parked and leaves its slot, or a parked one goes on and takes one again."""
+        running = self._running.pop(session, 0) + (1 if taken else -1)
+        if running:
+            self._running[session] = running
+        if not taken and session in self._pending:
+            self._resume_later()
+
+    def _resume_later(self) -> None:
+        if not self._is_resuming:
+            self._is_resuming = True
+            asyncio.get_running_loop().call_soon(self._resume_lookups)
 
     def _resume_lookups(self) -> None:
         self._is_resuming = False

@@ -279,6 +279,7 @@ class Node:
                 self.resend(one.goal, one.what)
                 one.what.finish(0)
             else:
+                one.what.park(-1)
                 self.look_up(cell, one.what)
 
     def sweep_later(self) -> None:
@@ -301,6 +302,7 @@ class Node:
                 if what.wanted is None or what.wanted():
                     self._park(one)
                 else:
+                    what.park(-1)
                     what.add([])
             elif one.until > now:
                 self._park(one)
@@ -334,6 +336,7 @@ class Node:
             bridge.look_up([cell], lookup)
         else:
             self._park(Parked((cell, []), lookup, 0.0))
+            lookup.park(1)
 
     # ---- slow neighbours
 

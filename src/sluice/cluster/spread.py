@@ -109,14 +109,37 @@ class WhenNoted(Publisher):
         self._then()
 
 
-class Lookup:
-    """What is retained for a filter, cell by cell. A topic that was published to meanwhile is `seen`: what was retained
-    before must not come after it."""
+class Seen:
+    """Topics that were published to while a session has lookups, under way or pending.
 
-    def __init__(self, topic_filter: bytes, found: Callable[[list[Publish]], None]) -> None:
+    Publishes are numbered: a lookup leaves out only topics that were published to since its SUBSCRIBE."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._latest: dict[bytes, int] = {}  # by topic, the number of its newest publish
+
+    def add(self, topic: bytes) -> None:
+        self.count += 1
+        self._latest[topic] = self.count
+
+    def has(self, topic: bytes, since: int) -> bool:
+        return self._latest.get(topic, 0) > since
+
+
+class Lookup:
+    """What is retained for a filter, cell by cell. A topic that was published to since number `since` is left out:
+    what was retained before must not come after it."""
+
+    def __init__(
+        self, topic_filter: bytes, found: Callable[[list[Publish]], None], seen: Seen, since: int
+    ) -> None:
         self.topic_filter = topic_filter
-        self.seen: set[bytes] = set()
+        self.seen = seen
+        self.since = since
         self.left = 0  # cells that have not answered
+        self.parked = 0  # those of them that have no owner
+        self.is_active = True  # some cell is being asked: it takes one of the session's slots
+        self.changed: Callable[[bool], None] | None = None  # told of each change of `is_active`
         self.wanted: Callable[[], bool] | None = None  # whether the subscription is still there
         self.over: Callable[[], None] | None = None
         self._found = found
@@ -124,9 +147,22 @@ class Lookup:
     def add(self, messages: list[Publish], cells: int = 1) -> None:
         """So many cells have answered."""
         self.left -= cells
-        self._found([one for one in messages if one.topic not in self.seen])
+        self._found([one for one in messages if not self.seen.has(one.topic, self.since)])
+        self._update()
         if self.left <= 0 and self.over is not None:
             self.over()
+
+    def park(self, cells: int) -> None:
+        """So many more of its cells wait for an owner; -1: one has an owner again."""
+        self.parked += cells
+        self._update()
+
+    def _update(self) -> None:
+        is_active = self.left > self.parked
+        if is_active != self.is_active:
+            self.is_active = is_active
+            if self.changed is not None:
+                self.changed(is_active)
 
 
 class Parked:
