@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sluice.wire.encode import encode
@@ -245,7 +247,7 @@ def test_a_persistent_session_gets_the_rest_when_it_is_back() -> None:
 @pytest.mark.parametrize(
     "limits", [{"max_queued_messages": 100}, {"max_queued_bytes": 100_000}], ids=["messages", "bytes"]
 )
-def test_while_the_client_is_away_half_of_the_queue_is_left_for_live_messages(limits: dict[str, int]) -> None:
+def test_while_the_client_is_away_half_of_the_queue_is_left_for_live_messages(limits: dict[str, Any]) -> None:
     house = QueueHouse(**limits)
     writer = retain(house, 400, qos=1, payload=bytes(1000))
     reader = house.connect_lasting("r", receive_maximum=10)

@@ -286,7 +286,7 @@ def encode_session(session: Session, owed: list[bytes]) -> bytes:
         for one in session.subscriptions.values()
     ]
     queues = [[name.decode(), qos, told] for name, (qos, told) in session.queue_requests.items()]
-    told = {
+    told: dict[str, object] = {
         "sid": session.sid,
         "version": int(session.version),
         "expiry": session.expiry,
