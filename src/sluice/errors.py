@@ -354,6 +354,16 @@ class TooManyGroups(QueueFull):
         )
 
 
+class TooManyFollowed(QueueFull):
+    def __init__(self, name: str, groups: int, wanted: int, count: int, limit: int) -> None:
+        QueueError.__init__(
+            self,
+            f"the {groups} groups of queue {name!r} would follow {wanted} more partitions, all groups together "
+            f"follow {count}, and there may be {limit}",
+            "Use fewer partitions, delete groups that are not needed, or raise queues.max_partitions",
+        )
+
+
 class TooManyKeys(QueueFull):
     def __init__(self, client: str, keys: int) -> None:
         QueueError.__init__(

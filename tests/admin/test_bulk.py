@@ -231,3 +231,30 @@ async def test_a_reader_whose_group_is_deleted_and_made_again_meanwhile_is_refus
 
     with pytest.raises(UnknownGroup):
         await slice_disturbed(house, monkeypatch, make_again)
+
+
+@pytest.mark.parametrize("by", ["targets", "commit"])
+async def test_others_are_served_while_a_batch_creates_queues(make_house: MakeHouse, by: str) -> None:
+    """No turn of the loop creates more than a few of them, and none of the rows is there before all are."""
+    house = make_house(("#", {"partitions": 1}))
+    names = [f"new/{nth}" for nth in range(100)]
+    if by == "targets":
+        task = asyncio.ensure_future(house.admin.bulk.targets(names))
+    else:
+        runs = [(name, rows(1)) for name in names]
+        task = asyncio.ensure_future(house.admin.bulk.commit(Batch("app", 1, 100, runs)))
+    before = len(house.engine.queues)
+    most = 0
+    while not task.done():
+        await asyncio.sleep(0)
+        house.loop.settle()
+        count = len(house.engine.queues)
+        most = max(most, count - before)
+        before = count
+        if 0 < count < 100:
+            assert all(house.depth(name) == 0 for name in names)
+    assert task.exception() is None
+    assert set(names) <= set(house.engine.queues)
+    assert 0 < most <= bulk.CREATED_AT_ONCE
+    house.loop.settle()
+    assert sum(house.depth(name) for name in names) == (100 if by == "commit" else 0)

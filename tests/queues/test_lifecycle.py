@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
-from sluice.errors import QueueExists, UnknownQueue
+from sluice.errors import QueueExists, TooManyFollowed, UnknownQueue
 from sluice.queues.rules import STRICT, Rules
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest
@@ -166,3 +167,35 @@ def test_the_floor_of_a_group_passes_over_what_was_gone_before_it_came(engine: E
     assert worker.ack_all() == [b"0", b"1", b"4", b"5"]
     cursor = engine.group().cursors[0]
     assert cursor.floor == 6 and cursor.done == set()
+
+
+def test_work_to_raise_partitions_grows_with_their_number_and_not_its_square(make: MakeEngine) -> None:
+    """Count calls of Python functions; compiled code makes none."""
+    engine = make(partitions=2)
+    for nth in range(5):
+        engine.group(f"g{nth}")
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        engine.reconfigure(partitions=402)
+    finally:
+        sys.setprofile(None)
+    assert calls < 40 * 5 * 400
+
+
+def test_partitions_are_not_raised_beyond_what_all_groups_may_follow(make: MakeEngine) -> None:
+    engine = make(partitions=2)
+    for nth in range(10):
+        engine.group(f"g{nth}")
+    engine.engine.max_partitions = 100
+    with pytest.raises(TooManyFollowed, match=r"10 groups .* 500") as refused:
+        engine.reconfigure(partitions=51)
+    assert "queues.max_partitions" in refused.value.do
+    assert len(engine.queue().partitions) == 2
+    engine.reconfigure(partitions=50)
+    assert len(engine.queue().partitions) == 50

@@ -53,6 +53,7 @@ AT_ONCE: Final = 2048  # places that are looked up before others get their turn
 TURN_SECONDS: Final = 0.002  # what a portion of settling or appending may take
 PLACE_BYTES: Final = 20
 STEP: Final = 32  # messages between two looks at the clock
+CREATED_AT_ONCE: Final = 16  # queues, before others get their turn
 
 
 class BulkDesk:
@@ -65,6 +66,7 @@ class BulkDesk:
         self._waiters: dict[int, set[asyncio.Event]] = {}  # by queue: who waits for its next commit
         self._strain = Strain()
         self._one_batch = asyncio.Lock()
+        self._created = 0  # queues, for rows that name them
         self._tasks: set[asyncio.Task[Committed]] = set()
         hands.runner.frame_kept = self._kept
 
@@ -318,7 +320,7 @@ class BulkDesk:
             if fault:
                 raise InvalidQueueName(name, fault)
         for name in names:
-            queue = hands.engine.queues.get(name) or hands.door.open(name)
+            queue = await self._open(name)
             check = hands.door.validator(queue) if queue.rules.schema else None
             found[name] = Target(int(queue.rules.max_message_size), check, not queue.rules.compacted)
         return found
@@ -341,9 +343,8 @@ class BulkDesk:
                 await hands.kept()
                 return Committed(int(fence.rows) if batch.number == fence.batch else 0, True)
             engine.check_available()
-            runs = [
-                (engine.queues.get(name) or hands.door.open(name), messages) for name, messages in batch.runs
-            ]
+            runs = [(await self._open(name), messages) for name, messages in batch.runs]
+            engine.check_available()
             for queue, messages in runs:
                 for message in messages if queue.rules.compacted else []:
                     check(queue, message)
@@ -362,6 +363,18 @@ class BulkDesk:
             runner.release()
             await hands.kept()
         return Committed(batch.rows, False, len(batch.repairs) - mended)
+
+    async def _open(self, name: str) -> Queue:
+        """Return the queue called `name`, which is created if it does not exist: a few of them in each turn."""
+        hands = self._hands
+        queue = hands.engine.queues.get(name)
+        if queue is None:
+            queue = hands.door.open(name)
+            self._created += 1
+            if self._created % CREATED_AT_ONCE == 0:
+                await hands.breathe()
+                hands.begin()
+        return queue
 
     async def _check_room(self, runs: list[tuple[Queue, list[Message]]]) -> None:
         """Refuse a batch that some queue has no room for: once it has begun, nothing is refused."""
@@ -389,7 +402,7 @@ class BulkDesk:
             home = hands.engine.queues.get(one.home)
             if home is None or not 0 <= one.partition < len(home.partitions):
                 continue
-            queue = hands.engine.queues.get(one.queue) or hands.door.open(one.queue)
+            queue = await self._open(one.queue)
             if queue.rules.compacted:
                 check(queue, one.message)
             found.append((one, queue, home.partitions[one.partition]))

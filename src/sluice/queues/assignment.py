@@ -25,7 +25,8 @@ def assign(partitions: int, consumers: list[int], before: list[int]) -> list[int
             after[number] = consumer
             share[consumer] -= 1
     takers = [consumer for consumer in consumers for _ in range(share[consumer])]
+    takers.reverse()
     for number in range(partitions):
         if after[number] < 0:
-            after[number] = takers.pop(0)
+            after[number] = takers.pop()
     return after

@@ -114,6 +114,7 @@ class Engine:
 
     def reconfigure(self, queue: Queue, rules: Rules, config: str) -> None:
         lifecycle.check_partitions(self, rules, len(queue.partitions))
+        lifecycle.check_growth(self, queue, rules)
         lifecycle.reconfigure(self, queue, rules, config)
 
     def delete(self, queue: Queue) -> None:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
-from sluice.errors import InvalidQueueConfig, InvalidQueueName, QueueExists, TooManyGroups, TooManyPartitions
+from sluice.errors import (
+    InvalidQueueConfig,
+    InvalidQueueName,
+    QueueExists,
+    TooManyFollowed,
+    TooManyGroups,
+    TooManyPartitions,
+)
 from sluice.message import TOMBSTONE
 from sluice.queues import journal as notes
 from sluice.queues.cursor import Cursor
@@ -71,11 +78,28 @@ def check_group(engine: Engine, group: str, added: i64) -> None:
     if not engine.max_partitions or added < WIDE_GROUP:
         return
     limit: i64 = engine.max_partitions * GROUPS_PER_QUEUE
-    count: i64 = 0
-    for other in engine.groups.values():
-        count += len(other.cursors)
+    count = _followed_partitions(engine)
     if count + added > limit:
         raise TooManyGroups(group, int(added), int(count), int(limit))
+
+
+def check_growth(engine: Engine, queue: Queue, rules: Rules) -> None:
+    """Refuse more partitions for a queue if its groups would follow too many. Each group follows all."""
+    wanted: i64 = 1 if rules.ordering == STRICT else rules.partitions
+    added: i64 = (wanted - len(queue.partitions)) * len(queue.groups)
+    if not engine.max_partitions or added <= 0:
+        return
+    limit: i64 = engine.max_partitions * GROUPS_PER_QUEUE
+    count = _followed_partitions(engine)
+    if count + added > limit:
+        raise TooManyFollowed(queue.name, len(queue.groups), int(added), int(count), int(limit))
+
+
+def _followed_partitions(engine: Engine) -> i64:
+    count: i64 = 0
+    for group in engine.groups.values():
+        count += len(group.cursors)
+    return count
 
 
 def _note_queue(engine: Engine, queue: Queue, added: i64) -> None:
@@ -99,19 +123,28 @@ def write_gates(note: NoteWriter, queue: Queue) -> None:
 
 
 def add_partitions(engine: Engine, queue: Queue, first_pid: i64, count: i64) -> None:
+    added: list[Partition] = []
     for step in range(count):
         partition = Partition(queue, first_pid + step, len(queue.partitions))
         queue.partitions.append(partition)
         engine.partitions[int(partition.pid)] = partition
-        for group in queue.groups.values():
+        added.append(partition)
+    for group in queue.groups.values():
+        tracks_losses = _tracks_losses(group)
+        for partition in added:
             cursor = Cursor(group, partition, 0)
-            if any(other.losses is not None for other in group.cursors):
-                cursor.losses = Losses(
-                    0
-                )  # who reads the others in bulk is to read this one from its beginning
+            if tracks_losses:  # who reads the others in bulk is to read this one from its beginning
+                cursor.losses = Losses(0)
             group.cursors.append(cursor)
             partition.cursors.append(cursor)
     engine.next_pid = max(engine.next_pid, first_pid + count)
+
+
+def _tracks_losses(group: Group) -> bool:
+    for cursor in group.cursors:
+        if cursor.losses is not None:
+            return True
+    return False
 
 
 def reconfigure(engine: Engine, queue: Queue, rules: Rules, config: str) -> None:
