@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -238,6 +238,7 @@ async def test_others_are_served_while_a_batch_creates_queues(make_house: MakeHo
     """No turn of the loop creates more than a few of them, and none of the rows is there before all are."""
     house = make_house(("#", {"partitions": 1}))
     names = [f"new/{nth}" for nth in range(100)]
+    task: asyncio.Future[Any]
     if by == "targets":
         task = asyncio.ensure_future(house.admin.bulk.targets(names))
     else:
