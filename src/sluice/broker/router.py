@@ -261,7 +261,8 @@ class Router:
         if sender is None:
             if session.takes_now() and not has_wildcard(topic_filter):
                 message = self.retained.find(topic_filter, self.turn.now)
-                if message is not None and not self.retained.is_promised(topic_filter):
+                # A QoS 2 publish that is being stored is queued for the subscriptions of before already.
+                if message is not None and (new or not self.retained.is_promised(topic_filter)):
                     self.deliver_retained(subscription, [message])
                 return
             sender = session.retained_sender = RetainedSender(session, self.retained, self.turn)
