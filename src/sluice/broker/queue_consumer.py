@@ -15,7 +15,7 @@ from sluice.broker.starving import Starving
 from sluice.message import Message
 from sluice.queues.dead_letters import iso_time
 from sluice.queues.delivery import Lease
-from sluice.queues.names import write_hex, write_hex_padded
+from sluice.queues.names import write_hex, write_hex_16
 from sluice.queues.ports import Consumer
 from sluice.wire.packets import V5, Publish
 from sluice.wire.primitives import varint_size, write_binary, write_u16, write_varint
@@ -152,13 +152,14 @@ class QueueConsumer(Consumer):
         if id_size == 0:
             id_size = _hex_size(partition.pid) + 1 + _hex_size(seq)
         attempt: i64 = lease.failures + 1
+        token_size: i64 = self._token_size(lease, partition.pid, message)
         properties: i64 = (
             len(self.extra)
             + len(_MESSAGE_ID) + 2 + id_size
             + len(head) + 2 + _decimal_size(seq)
             + len(_ATTEMPT) + 2 + _decimal_size(attempt)
             + len(self._second_text) + 4
-            + len(_TOKEN) + 2 + self._token_size(lease, partition.pid, message)
+            + len(_TOKEN) + 2 + token_size
             + len(message.props)
         )  # fmt: skip
         if not self._named:
@@ -189,6 +190,7 @@ class QueueConsumer(Consumer):
             _write_decimal(out, attempt)
         self._write_enqueued_at(out, message.enqueued_at)
         out.write(_TOKEN)
+        write_u16(out, token_size)
         self._write_token(out, lease, partition.pid, message)
         out.write(message.props)
         out.write(message.payload)
@@ -243,6 +245,7 @@ class QueueConsumer(Consumer):
         _write_decimal(out, lease.failures + 1)
         self._write_enqueued_at(out, message.enqueued_at)
         out.write(_TOKEN)
+        write_u16(out, self._token_size(lease, partition.pid, message))
         self._write_token(out, lease, partition.pid, message)
         if message.headers:
             write_headers(out, message.headers)
@@ -277,10 +280,9 @@ class QueueConsumer(Consumer):
     def _write_token(self, out: BytesWriter, lease: Lease, pid: i64, message: Message) -> None:
         """Write `<counter>-<run><tag>`. Where the message id is its publisher's own, `.<pid>-<seq>` follows: by it the
         next owner of a queue finds what the previous one delivered."""
-        write_u16(out, self._token_size(lease, pid, message))
         write_hex(out, lease.token)
         out.write(self.token_run)
-        write_hex_padded(out, lease.tag, TAG_DIGITS)
+        write_hex_16(out, lease.tag)
         if message.id:
             out.append(0x2E)
             write_hex(out, pid)

@@ -477,10 +477,11 @@ class QueueDoor:
         settler = self._settler_of(queue, wishes.group, session)
         token = self._token
         token.counter = 0
+        place = b""
         if wishes.token:
             read_token(wishes.token, token)
-        if more is None or len(more) == 1:
             place = wishes.token.partition(b".")[2]
+        if more is None or len(more) == 1:
             try:
                 self._settle_one(known.verb, settler, name, token, place)
             except WrongToken:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from librt.strings import BytesWriter
+from librt.strings import BytesWriter, write_i64_be
 from mypy_extensions import i64
 
 DEAD_LETTERS: Final = "dlq/"
@@ -86,12 +86,22 @@ def write_hex(out: BytesWriter, value: i64) -> None:
         shift -= 4
 
 
-def write_hex_padded(out: BytesWriter, value: i64, digits: i64) -> None:
-    """Write the lowest `digits` of a number, negative ones in two's complement."""
-    shift: i64 = digits * 4 - 4
-    while shift >= 0:
-        out.append(_HEX[(value >> shift) & 15])
-        shift -= 4
+def write_hex_16(out: BytesWriter, value: i64) -> None:
+    """Write a number as 16 digits, a negative one in two's complement."""
+    write_i64_be(out, _eight_digits((value >> 32) & 0xFFFF_FFFF))
+    write_i64_be(out, _eight_digits(value & 0xFFFF_FFFF))
+
+
+def _eight_digits(value: i64) -> i64:
+    """Return the digits of a 32-bit number as eight ASCII characters, the first one in the highest byte.
+
+    Each step doubles the distance between the parts of the number, until each byte holds four bits of it.
+    """
+    value = (value | (value << 16)) & 0x0000_FFFF_0000_FFFF
+    value = (value | (value << 8)) & 0x00FF_00FF_00FF_00FF
+    value = (value | (value << 4)) & 0x0F0F_0F0F_0F0F_0F0F
+    letters: i64 = ((value + 0x0606_0606_0606_0606) >> 4) & 0x0101_0101_0101_0101  # 1 where a digit is over 9
+    return value + 0x3030_3030_3030_3030 + letters * 0x27
 
 
 def message_id(pid: i64, seq: i64) -> bytes:
