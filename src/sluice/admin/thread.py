@@ -117,6 +117,11 @@ class AdminThread:
         def tell(doors: list[OpenDoor]) -> None:
             home.call_soon_threadsafe(_settle, opened, doors, None)
 
+        def finish(fault: BaseException | None) -> None:
+            # Both in one callback: a caller that sees the refused start also sees that the thread has ended.
+            _settle(ended, None, None)
+            _settle(opened, [], fault)
+
         new_loop = uvloop.new_event_loop if self._doors.directory is None else SecondLoop
 
         def live() -> None:
@@ -127,8 +132,7 @@ class AdminThread:
             except BaseException as error:
                 fault = error
             self.failure = fault or self.failure
-            home.call_soon_threadsafe(_settle, opened, [], fault)
-            home.call_soon_threadsafe(_settle, ended, None, None)
+            home.call_soon_threadsafe(finish, fault)
 
         self._thread = threading.Thread(target=live, name="sluice-admin", daemon=True)
         self._thread.start()
@@ -140,7 +144,8 @@ class AdminThread:
         if ended is None or ended.done():
             return
         if loop is not None and told is not None:
-            loop.call_soon_threadsafe(told.set)
+            with suppress(RuntimeError):  # the thread's loop may close on its own at any moment
+                loop.call_soon_threadsafe(told.set)
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await ended

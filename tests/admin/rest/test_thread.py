@@ -52,6 +52,22 @@ async def test_a_port_that_is_taken_is_refused_and_nothing_stays_open(name: str)
     await until(lambda: not admin_threads())
 
 
+async def test_stop_waits_for_a_thread_whose_loop_closes_on_its_own(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = asyncio.new_event_loop()
+    closed.close()
+    running, thread = door.thread._loop, door.thread
+    assert running is not None
+    monkeypatch.setattr(thread, "_loop", closed)
+    stopping = asyncio.create_task(thread.stop())
+    await asyncio.sleep(0)
+    assert not stopping.done()
+    assert thread._told is not None
+    running.call_soon_threadsafe(thread._told.set)
+    await stopping
+
+
 async def test_an_answer_under_way_is_given_before_the_door_closes(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
