@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from sluice.spark import session
-from sluice.spark.pipelines import audit
+from sluice.spark.pipelines.jobs import audit
 
 EVERY = 100_000
 

@@ -203,7 +203,7 @@ def workers_of(broker: int) -> list[int]:
         if name.isdigit():
             with suppress(OSError):
                 is_child = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]) == broker
-                if is_child and "sluice.bulk.worker" in Path(f"/proc/{name}/cmdline").read_text():
+                if is_child and "sluice.bulk.read_worker" in Path(f"/proc/{name}/cmdline").read_text():
                     found.append(int(name))
     if not found:
         raise SystemExit("nobody reads")

@@ -27,7 +27,7 @@ from pathlib import Path
 import uvloop
 
 from sluice.client import Client
-from sluice.cluster.placement import cell_of, cell_of_queue
+from sluice.cluster.membership.placement import cell_of, cell_of_queue
 
 BODY = os.urandom(1024)
 QUEUES = 8

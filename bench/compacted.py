@@ -25,12 +25,12 @@ from collections.abc import Callable
 
 from path import DiskLoop, Handle, House, Line
 
-from sluice.broker.ecq_door import MOST_GATHERED
+from sluice.broker.namespaces.compacted.handler import MOST_GATHERED
 from sluice.message import Message
 from sluice.queues.config import read_config
-from sluice.queues.owner import Owner
-from sluice.queues.runner import SAVE_AT_ONCE
-from sluice.queues.saving import Saving
+from sluice.queues.compacted.owner import Owner
+from sluice.queues.commit_loop import SAVE_AT_ONCE
+from sluice.queues.log.incremental_snapshot import Saving
 
 BLOCK = 2000  # publishes of one block
 AT_ONCE = 50  # of one read

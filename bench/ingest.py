@@ -30,7 +30,7 @@ QUEUE = "wide/ingest"
 GROUP = "ingest"
 KINDS = (  # by a mark in the command line; Java's names pyspark as well
     ("/java", "Java"),
-    ("sluice.bulk.worker", "reading process"),
+    ("sluice.bulk.read_worker", "reading process"),
     ("pyspark", "Spark's Python"),
     ("mqload", "publishers"),
     ("serve", "broker"),

@@ -25,19 +25,19 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 
-from sluice.broker.access import Anonymous
+from sluice.broker.acl.access import Anonymous
 from sluice.broker.broker import Broker
-from sluice.broker.connection import Connection
-from sluice.broker.keeper import Keeper
+from sluice.broker.net.connection import Connection
+from sluice.broker.sessions.session_store import Keeper
 from sluice.broker.limits import Limits
-from sluice.broker.queue_door import QueueDoor
+from sluice.broker.namespaces.queues.handler import QueueDoor
 from sluice.clock import steady_time
 from sluice.queues.config import read_config
 from sluice.queues.engine import Engine
-from sluice.queues.rules import Rules
-from sluice.queues.runner import Runner
+from sluice.queues.model.queue_rules import Rules
+from sluice.queues.commit_loop import Runner
 from sluice.queues.service import QueueService
-from sluice.schema import fault_of_schema, validator_of
+from sluice.json_schema import fault_of_schema, validator_of
 from sluice.store.embedded.store import EmbeddedStore
 from sluice.store.memory import MemoryStore
 from sluice.store.protocol import Loader, Recovery, Store

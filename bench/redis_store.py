@@ -36,11 +36,11 @@ import uvloop
 
 from sluice.message import Message
 from sluice.queues.config import read_config
-from sluice.queues.delivery import Lease
+from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.engine import Engine
-from sluice.queues.meaning import QueueMeaning
+from sluice.queues.log.note_decoder import QueueMeaning
 from sluice.queues.ports import Consumer, Publisher
-from sluice.queues.runner import Runner
+from sluice.queues.commit_loop import Runner
 from sluice.store.embedded.store import EmbeddedStore
 from sluice.store.redis.options import Options
 from sluice.store.redis.store import RedisStore

@@ -34,7 +34,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sluice.spark import Door, Where, session
-from sluice.spark.reader import BatchReader
+from sluice.spark.source.batch_reader import BatchReader
 from sluice.spark.source import SluiceSource
 
 QUEUES = {10: "wide/rows", 1: "bulk/rows"}  # ten partitions, as queues have unless told
@@ -46,7 +46,7 @@ DRIVER = "driver"
 PROCESSES = {  # by a word of the command line
     "Java": "SparkSubmit",
     "Spark's Python": "pyspark.daemon",
-    "reading process": "sluice.bulk.worker",
+    "reading process": "sluice.bulk.read_worker",
     "broker": "serve",
     DRIVER: "",
 }

@@ -208,7 +208,7 @@ async def serve_aiohttp(port_ready: Callable[[int], None]) -> None:
 
 
 async def serve_sluice(port_ready: Callable[[int], None]) -> None:
-    from sluice.broker.websocket import serve_websocket
+    from sluice.broker.net.websocket import serve_websocket
 
     class OverSluice(asyncio.Protocol):
         def connection_made(self, transport: Any) -> None:

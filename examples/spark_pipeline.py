@@ -19,7 +19,11 @@ from pyspark.sql import DataFrame
 
 from sluice.client import Client, Message, PublishRefused
 from sluice.spark import Door, Where, session
-from sluice.spark.pipelines import archive, audit, dead_letters, redrive, running
+from sluice.spark.pipelines.jobs import archive
+from sluice.spark.pipelines.jobs import audit
+from sluice.spark.pipelines.jobs import dead_letters
+from sluice.spark.pipelines.jobs import redrive
+from sluice.spark.pipelines.support import stream_runner
 from sluice.spark.pipelines.queues import Queues
 from sluice.spark.pipelines.report import page
 from sluice.spark.pipelines.tables import open_table
@@ -120,7 +124,7 @@ def main(mqtt: str, where: Where, folder: Path) -> None:
     table = folder / "orders"
 
     # Every message once, however often this is started, and whatever happens in between.
-    done = running.run(lambda: archive.start(spark, queues, ORDERS, table, once=True), once=True)
+    done = stream_runner.run(lambda: archive.start(spark, queues, ORDERS, table, once=True), once=True)
     print(f"archived {done.rows} messages")
 
     found = dead_letters.look(queues.read(spark, f"dlq/{ORDERS}"))

@@ -19,10 +19,10 @@ harness.find_sources()
 
 import pyarrow as pa  # noqa: E402
 
-from sluice.bulk.rows import look_through, messages_of, queues_of  # noqa: E402
-from sluice.bulk.stages import Stage  # noqa: E402
+from sluice.bulk.row_decoder import look_through, messages_of, queues_of  # noqa: E402
+from sluice.bulk.staging import Stage  # noqa: E402
 from sluice.errors import BatchTooLarge, InvalidBatch, SluiceError  # noqa: E402
-from tests.bulk import test_unpacked  # noqa: E402
+from tests.bulk import test_ipc_sizes
 
 LIMIT = 256 << 10
 MAX_ROWS = 10_000
@@ -42,14 +42,14 @@ class Target:
 
 def seeds() -> list[bytes]:
     found = []
-    tables = [table.slice(0, 20) for table in test_unpacked.TABLES]
+    tables = [table.slice(0, 20) for table in test_ipc_sizes.TABLES]
     tables.append(pa.table({"value": [b"a", b"b"], "queue": ["x", "y"], "delay": ["1s", None]}))
     tables.append(pa.table({"value": pa.array([bytes(20_000)], pa.large_binary())}))
     tables.append(pa.table({"value": pa.array([b""] * (MAX_ROWS + 1)), "key": pa.nulls(MAX_ROWS + 1)}))
     for table in tables:
         for codec in (None, "zstd", "lz4"):
             for version in (pa.ipc.MetadataVersion.V4, pa.ipc.MetadataVersion.V5):
-                for told in (None, test_unpacked.KEY):
+                for told in (None, test_ipc_sizes.KEY):
                     sink = pa.BufferOutputStream()
                     options = pa.ipc.IpcWriteOptions(metadata_version=version, compression=codec)
                     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:

@@ -27,8 +27,8 @@ harness.find_sources()
 from sluice.admin.rest.config_schema import CONFIG  # noqa: E402, F401  # that it can be made
 from sluice.errors import SluiceError  # noqa: E402
 from sluice.queues.config import read_config  # noqa: E402
-from sluice.schema import fault_of_schema, validator_of  # noqa: E402
-from tests.mqtt_queues.kit import QueueHouse, put  # noqa: E402
+from sluice.json_schema import fault_of_schema, validator_of  # noqa: E402
+from tests.broker.namespaces.kit import QueueHouse, put  # noqa: E402
 
 SLOW_SECONDS = 1.0
 MAX_QUEUES = 500

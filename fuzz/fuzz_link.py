@@ -6,7 +6,7 @@
     python fuzz/fuzz_link.py --replay 00050100...        one input again, as a failure printed it
 
 An input is a byte for its reader, a byte for where the stream is cut, and the stream. What must hold
-for it is in `tests/cluster/link_corpus.py`, beside the seeds.
+for it is in `tests/cluster/transport/link_corpus.py`, beside the seeds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ sys.modules["tests"].__path__ = [str(ROOT / "tests")]
 if find_spec("sluice") is None:  # not installed: the sources, interpreted
     sys.path.insert(0, str(ROOT / "src"))
 
-from tests.cluster import link_corpus as corpus  # noqa: E402
+from tests.cluster.transport import link_corpus as corpus
 
 POOL_LIMIT = 2000
 BENCH_INPUTS = 5000  # what a bench accepts stays there

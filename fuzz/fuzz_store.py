@@ -11,7 +11,7 @@ but a sentence.
 An input of `notes` is two bytes that choose a frame of the history, and the contents of that frame.
 An input of
 `snapshots` is the contents of the file behind its checksum. What must hold for them is in
-`tests/store/corpus.py`.
+`tests/store/embedded/log_corpus.py`.
 """
 
 from __future__ import annotations
@@ -32,29 +32,31 @@ sys.modules["tests"].__path__ = [str(ROOT / "tests")]
 if find_spec("sluice") is None:  # not installed: the sources, interpreted
     sys.path.insert(0, str(ROOT / "src"))
 
-from sluice.queues import finder, journal, space  # noqa: E402
-from tests.store import corpus  # noqa: E402
+from sluice.queues.compacted import owner_lookup
+from sluice.queues.log import frame_builder
+from sluice.queues.compacted import slab
+from tests.store.embedded import log_corpus
 
 POOL_LIMIT = 2000
-COMPILED = not (journal.__file__ or "").endswith(".py")
+COMPILED = not (frame_builder.__file__ or "").endswith(".py")
 if not COMPILED:  # an engine is made for each input: with less room it takes less time
-    vars(space).update(FIRST_BITS=4)
-    vars(finder).update(PARTS=1, PART_BITS=0)
+    vars(slab).update(FIRST_BITS=4)
+    vars(owner_lookup).update(PARTS=1, PART_BITS=0)
 
 
 def one_of_notes(data: bytes) -> str:
-    return corpus.open_notes(int.from_bytes(data[:2], "little"), data[2:]) if len(data) > 2 else ""
+    return log_corpus.open_notes(int.from_bytes(data[:2], "little"), data[2:]) if len(data) > 2 else ""
 
 
 def one_of_snapshots(data: bytes) -> str:
-    return corpus.open_snapshot(data)
+    return log_corpus.open_snapshot(data)
 
 
 TARGETS = {"notes": one_of_notes, "snapshots": one_of_snapshots}
 
 
 def seeds(target: str) -> list[bytes]:
-    history = corpus.history()
+    history = log_corpus.history()
     if target == "snapshots":
         return [history.snapshot]
     return [nth.to_bytes(2, "little") + body for nth, body in enumerate(history.frames)]
@@ -66,14 +68,14 @@ def run(target: str, inputs: int, seconds: float, seed: int) -> None:
     draw = Random(seed)
     test = TARGETS[target]
     pool = seeds(target)
-    parts = [*corpus.history().frames, corpus.history().snapshot]
+    parts = [*log_corpus.history().frames, log_corpus.history().snapshot]
     keep = 2 if target == "notes" else 0
     seen = {test(data) for data in pool}
     count = 0
     until = monotonic() + seconds
     while count < inputs and monotonic() < until:
         data = draw.choice(pool)
-        data = data[:keep] + corpus.mutated(data[keep:], draw, parts)
+        data = data[:keep] + log_corpus.mutated(data[keep:], draw, parts)
         try:
             outcome = sub(r"\d+", "n", test(data))  # a number makes no new kind
         except BaseException:

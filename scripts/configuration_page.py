@@ -13,9 +13,9 @@ from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
 from sluice.cluster.settings import LinkAddress
-from sluice.config import NEVER, Settings
-from sluice.fields import Between
-from sluice.notation import Address, show_duration
+from sluice.config.settings import NEVER, Settings
+from sluice.config_types import Between
+from sluice.units import Address, show_duration
 from sluice.queues.config import DEAD_LETTER_DEFAULTS, QueueConfig
 
 SERVER: dict[str, str] = {
@@ -190,7 +190,7 @@ QUEUE: dict[str, str] = {
 
 HEAD = """# Configuration
 
-Made by `scripts/make-docs` from the models in `src/sluice/config.py` and `src/sluice/queues/config.py`: change those,
+Made by `scripts/make-docs` from the models in `src/sluice/config/settings.py` and `src/sluice/queues/config.py`: change those,
 not this page.
 
 `sluice serve` needs no configuration. A setting is taken from the first of these that gives it:

@@ -14,9 +14,9 @@ import pytest
 import uvloop
 
 from sluice.pytest_plugin import sluice_broker
-from tests.brokers import Broker, StartBroker
-from tests.redis_process import RedisCluster, RedisProcess
-from tests.services import need_old_redis
+from tests.support.broker_process import Broker, StartBroker
+from tests.support.redis_process import RedisCluster, RedisProcess
+from tests.support.external_programs import need_old_redis
 
 __all__ = ["sluice_broker"]  # as users get it by the package's entry point
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sluice.access.gate import Gate
+from sluice.access.authenticator import Gate
 from sluice.app import access_of, limits_from, run
 from sluice.broker.broker import Broker
-from sluice.config import DiskSettings, Settings
+from sluice.config.settings import DiskSettings, Settings
 from sluice.errors import BrokerBroken, NoRoom, SluiceError
-from sluice.house import House
-from sluice.notation import Address
-from tests.redis_process import free_port
+from sluice.broker_core import House
+from sluice.units import Address
+from tests.support.redis_process import free_port
 
 
 @pytest.fixture

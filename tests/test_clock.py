@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sluice.broker.connection import Connection
+from sluice.broker.net.connection import Connection
 from sluice.broker.scheduler import Scheduler
 from sluice.broker.turn import Turn
 from sluice.clock import Deadlines, steady_time

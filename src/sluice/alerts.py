@@ -26,8 +26,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from sluice.notation import show_duration
-from sluice.queues.dead_letters import Alert
+from sluice.units import show_duration
+from sluice.queues.flow.dead_letters import Alert
 
 if TYPE_CHECKING:
     import httpx  # 20 MB that a broker without webhooks need not hold: whoever needs it takes it then

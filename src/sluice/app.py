@@ -21,27 +21,27 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from sluice import __version__
-from sluice.access.gate import Gate
+from sluice.access.authenticator import Gate
 from sluice.access.identity import Keyring
-from sluice.access.start import access_for
+from sluice.access.factory import access_for
 from sluice.broker.broker import Broker
 from sluice.broker.limits import Limits
-from sluice.broker.listener import Door, open_door
-from sluice.broker.origins import Origins
+from sluice.broker.net.listener import Door, open_door
+from sluice.broker.net.origins import Origins
 from sluice.broker.scheduler import Repeated
-from sluice.broker.sys_topics import SysTopics
-from sluice.config import Settings
+from sluice.broker.namespaces.sys_topics import SysTopics
+from sluice.config.settings import Settings
 from sluice.errors import ConfigError, SluiceError, StoreFailed, StoreLocked, StoreUnavailable
-from sluice.house import House
-from sluice.logs import hide_secrets
-from sluice.notation import Address
-from sluice.supervisor import Supervisor, stop_on_signals
-from sluice.watermark import LOOK_SECONDS, Watermark, available_bytes, memory_limit
+from sluice.broker_core import House
+from sluice.process.logs import hide_secrets
+from sluice.units import Address
+from sluice.process.systemd import Supervisor, stop_on_signals
+from sluice.process.memory_watermark import LOOK_SECONDS, Watermark, available_bytes, memory_limit
 
 if TYPE_CHECKING:
-    from sluice.admin.desk import Desk
+    from sluice.admin.loop_bridge import Desk
     from sluice.admin.grpc.server import GrpcTls
-    from sluice.admin.thread import AdminThread, OpenDoor
+    from sluice.admin.server import AdminThread, OpenDoor
     from sluice.cluster.directory import Directory
 
 log = logging.getLogger(__name__)
@@ -62,9 +62,9 @@ def serve(settings: Settings) -> None:
         # gRPC reads this when it is imported. With event engines each message wakes two threads more at both ends,
         # which costs nearly as much again; without them the thread that waits for gRPC looks at the sockets itself.
         os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
-        from sluice import clustered  # gRPC and all that, for those who are not alone
+        from sluice import cluster_app
 
-        uvloop.run(clustered.run(settings))
+        uvloop.run(cluster_app.run(settings))
 
 
 async def run(settings: Settings) -> None:
@@ -139,7 +139,7 @@ async def take_store(settings: Settings, house: House, stop: asyncio.Event) -> b
 
 async def _stand_by(settings: Settings, stop: asyncio.Event) -> bool:
     """Look until nobody has the store; False when we were asked to stop."""
-    from sluice.store.redis.standby import owner_of
+    from sluice.store.redis.ownership.standby import owner_of
 
     redis = settings.redis
     last = ""
@@ -195,8 +195,8 @@ def admin_thread(
     `directory` says which node has what."""
     if settings.http is None and settings.grpc is None:
         return None
-    from sluice.admin.rest.bulk import BulkDoor
-    from sluice.admin.thread import AdminDoors, AdminThread  # HTTP and all that, for those who open a door
+    from sluice.admin.rest.routes.bulk_routes import BulkDoor
+    from sluice.admin.server import AdminDoors, AdminThread  # HTTP and all that, for those who open a door
 
     # A message of the largest size comes as base64, which is a third more, in a frame of JSON.
     max_body = settings.mqtt.max_packet_size * 4 // 3 + BODY_FRAME_BYTES

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from sluice.testing.broker import VirtualBroker
+    from sluice.testing.virtual_broker import VirtualBroker
 
 
 @pytest.fixture
 def sluice_broker(request: pytest.FixtureRequest) -> Iterator[VirtualBroker]:
     """A broker in memory under a clock that the test moves. `@pytest.mark.sluice(queues={"jobs": {...}})` configures
     its queues."""
-    from sluice.testing.broker import VirtualBroker
+    from sluice.testing.virtual_broker import VirtualBroker
 
     marker = request.node.get_closest_marker("sluice")
     broker = VirtualBroker(**(marker.kwargs if marker is not None else {}))

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from sluice.access.identity import Role
-from sluice.access.tokens import make_token, write_tokens
+from sluice.access.api_tokens import make_token, write_tokens
 from tests.access.kit import SECRET, make_user, rules_file, users_file
-from tests.brokers import Broker
+from tests.support.broker_process import Broker
 from tests.conformance.conftest import Certificates, certificates, tls_config
 
 __all__ = ["certificates"]

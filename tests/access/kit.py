@@ -9,13 +9,13 @@ from typing import Any
 
 import jwt
 
-from sluice.access.files import Watched
-from sluice.access.gate import Gate
+from sluice.access.watched_file import Watched
+from sluice.access.authenticator import Gate
 from sluice.access.identity import Role
 from sluice.access.passwords import Passwords
-from sluice.access.rules import read_rules
+from sluice.access.acl_file import read_rules
 from sluice.access.users import User, read_users, with_password, write_users
-from tests.mqtt_queues.kit import QueueHouse
+from tests.broker.namespaces.kit import QueueHouse
 
 SECRET = "a secret that is known to both sides of it"
 PASSWORD = "correct horse battery staple"

@@ -19,16 +19,16 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from sluice.access.files import Watched
-from sluice.access.gate import Gate, Proofs
+from sluice.access.watched_file import Watched
+from sluice.access.authenticator import Gate, Proofs
 from sluice.access.identity import Identity, Keyring, Role, require
-from sluice.access.jwts import JwtVerifier
+from sluice.access.jwt_verifier import JwtVerifier
 from sluice.access.passwords import MAX_KNOWN, Attempts, Passwords, host_of
 from sluice.access.settings import AuthSettings, JwtSettings
-from sluice.access.start import access_for
-from sluice.access.tokens import load_tokens, make_token, read_tokens, write_tokens
+from sluice.access.factory import access_for
+from sluice.access.api_tokens import load_tokens, make_token, read_tokens, write_tokens
 from sluice.access.users import check_users_change, load_users, read_users, verify
-from sluice.broker.access import Caller, Verdict
+from sluice.broker.acl.access import Caller, Verdict
 from sluice.errors import ConfigError, NotAllowed, NotAuthenticated
 from sluice.wire.packets import V5, Connect
 from sluice.wire.reasons import NOT_AUTHORIZED, SUCCESS

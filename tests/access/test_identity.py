@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from sluice.access.rules import read_rules
-from sluice.admin.messages import holder_of
-from sluice.broker.access import Caller, Reply, Verdict
-from sluice.broker.rulebook import Book
+from sluice.access.acl_file import read_rules
+from sluice.admin.queries.message_lookup import holder_of
+from sluice.broker.acl.access import Caller, Reply, Verdict
+from sluice.broker.acl.acl import Book
 from sluice.wire.packets import V5, V311, Connect, Publish
 from sluice.wire.reasons import BAD_USER_NAME_OR_PASSWORD
 from tests.access.kit import PASSWORD, GuardedHouse, make_user
 from tests.broker.kit import Client
-from tests.mqtt_queues.kit import facts, join, put, settle, take
+from tests.broker.namespaces.kit import facts, join, put, settle, take
 
 Build = Callable[..., GuardedHouse]
 

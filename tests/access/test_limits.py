@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sluice.access.rules import read_rules
-from sluice.broker.access import Caller, Reply, Verdict
-from sluice.broker.permission import Grant
-from sluice.broker.rulebook import Book
+from sluice.access.acl_file import read_rules
+from sluice.broker.acl.access import Caller, Reply, Verdict
+from sluice.broker.acl.grants import Grant
+from sluice.broker.acl.acl import Book
 from sluice.wire.encode import encode
 from sluice.wire.packets import V5, V311, Connack, Connect, Pingreq, Pingresp, Publish, Suback, Subscribe
 from sluice.wire.packets import SubscriptionRequest as Request

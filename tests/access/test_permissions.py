@@ -13,7 +13,7 @@ from sluice.access.users import User
 from sluice.wire.packets import V5, V311, Disconnect
 from tests.access.kit import PASSWORD, GuardedHouse, make_user, touch_later, users_file
 from tests.broker.kit import Client, will
-from tests.mqtt_queues.kit import join, put, settle, take
+from tests.broker.namespaces.kit import join, put, settle, take
 
 Build = Callable[..., GuardedHouse]
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sluice.access.explaining import explain
-from sluice.access.rules import read_rules
-from sluice.broker.permission import Grant
-from sluice.broker.rulebook import Book, covers, glob, overlaps
+from sluice.access.explanation import explain
+from sluice.access.acl_file import read_rules
+from sluice.broker.acl.grants import Grant
+from sluice.broker.acl.acl import Book, covers, glob, overlaps
 from sluice.wire.packets import Publish
 from sluice.wire.topics import fault_of_filter, matches
 

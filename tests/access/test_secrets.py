@@ -11,8 +11,8 @@ import pytest
 
 from tests.access.conftest import credentials
 from tests.access.kit import PASSWORD, SECRET, make_user, token_of, users_file
-from tests.access.knocking import SECONDS, knock
-from tests.brokers import StartBroker, same_build
+from tests.access.mqtt_probe import SECONDS, knock
+from tests.support.broker_process import StartBroker, same_build
 
 WRONG = "a-wrong-password-of-somebody"
 

@@ -13,8 +13,8 @@ import pytest
 import trustme
 
 from sluice.alerts import AlertSender, Guard
-from sluice.queues.dead_letters import Alert
-from tests.mqtt_queues.kit import QueueHouse, put
+from sluice.queues.flow.dead_letters import Alert
+from tests.broker.namespaces.kit import QueueHouse, put
 
 INSIDE = [
     "127.0.0.1", "127.8.8.8", "0.0.0.0", "10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.1.1", "169.254.169.254",

@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 
 from sluice.admin.service import AdminService
 from sluice.broker.limits import Limits
-from sluice.queues.dead_letters import Alert
-from sluice.queues.ledger import verify
+from sluice.queues.flow.dead_letters import Alert
+from sluice.queues.model.ledger import verify
 from sluice.store.embedded import EmbeddedStore
 from sluice.store.memory import MemoryStore
 from tests.broker.kit import Client, Loop
-from tests.mqtt_queues.kit import QueueHouse, Templates, facts, join, put, settle, take
+from tests.broker.namespaces.kit import QueueHouse, Templates, facts, join, put, settle, take
 from tests.queues.kit import PATIENCE_SECONDS, ListenedStore
 
 T = TypeVar("T")

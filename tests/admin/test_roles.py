@@ -18,9 +18,9 @@ from sluice.access.identity import Identity, Keyring, Role
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminStub
 from sluice.admin.grpc.server import serve_grpc
-from sluice.admin.thread import AdminDoors, AdminThread
-from sluice.notation import Address
-from tests.admin.living import living
+from sluice.admin.server import AdminDoors, AdminThread
+from sluice.units import Address
+from tests.admin.live_broker import living
 
 V, O, A = Role.VIEWER, Role.OPERATOR, Role.ADMIN  # noqa: E741
 

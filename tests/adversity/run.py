@@ -19,7 +19,7 @@ from pathlib import Path
 
 import uvloop
 
-from tests.adversity.trials import ADVERSITIES, endure
+from tests.adversity.registry import ADVERSITIES, endure
 
 LONG_MINUTES = 10.0  # what the long form of all of them takes
 

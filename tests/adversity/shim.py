@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-from tests.services import need_program
+from tests.support.external_programs import need_program
 
 SOURCE = Path(__file__).with_name("shim.c")
 ORDERS = (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.adversity.trials import ADVERSITIES, endure
+from tests.adversity.registry import ADVERSITIES, endure
 
 PROMISES = {
     "full-disk": "what_cannot_be_kept_is_refused_and_a_disk_that_is_full_all_the_same_costs_nothing_confirmed",
@@ -32,4 +32,4 @@ async def test(name: str, tmp_path: Path) -> None:
 
 
 def test_every_adversity_is_tried_in_the_suite() -> None:
-    assert {*PROMISES, "kills"} == set(ADVERSITIES)  # kills: tests/durable/test_crashes.py
+    assert {*PROMISES, "kills"} == set(ADVERSITIES)  # kills: tests/adversity/crashes/test_queue_crash.py

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 from sluice.bench import scenarios
 from sluice.bench.machine import Disk, cpu_model, filesystem_of
-from sluice.bench.measuring import process_tree
+from sluice.bench.procfs import process_tree
 from sluice.bench.results import Result
 from sluice.cli import app
-from sluice.cli.bench import NAMES
-from tests.brokers import Broker, same_build
+from sluice.cli.commands.bench import NAMES
+from tests.support.broker_process import Broker, same_build
 
 pytestmark = pytest.mark.timeout(150)  # whole processes, on machines that have other things to do
 PATIENCE_SECONDS = 120.0

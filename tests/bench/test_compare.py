@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.brokers import same_build
+from tests.support.broker_process import same_build
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sluice.bench.measuring import Spent
+from sluice.bench.procfs import Spent
 from sluice.bench.results import (
     Result,
     disturbances,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 
-from sluice.bench.packets import publish_pieces
+from sluice.bench.packet_templates import publish_pieces
 from sluice.bench.tally import HEAD, Tally
 from sluice.bench.traffic import Reader, Sender, Traffic
-from sluice.bench.work import Work, share_out
+from sluice.bench.workload import Work, share_out
 from sluice.wire.encode import encode
 from sluice.wire.framing import Framer
 from sluice.wire.packets import V5, Ack, Connack, Publish, publish_with

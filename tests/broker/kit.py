@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from sluice.broker.access import Access, Anonymous
+from sluice.broker.acl.access import Access, Anonymous
 from sluice.broker.broker import Broker
-from sluice.broker.connection import Connection
+from sluice.broker.net.connection import Connection
 from sluice.broker.limits import Limits
 from sluice.wire.encode import encode
 from sluice.wire.framing import Framer

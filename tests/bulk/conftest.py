@@ -13,8 +13,8 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from tests.admin.living import Worker, publish
-from tests.brokers import Broker, StartBroker
+from tests.admin.live_broker import Worker, publish
+from tests.support.broker_process import Broker, StartBroker
 
 ARROW = {"Content-Type": "application/vnd.apache.arrow.stream"}
 CONFIG = """

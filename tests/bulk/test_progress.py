@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tests.admin.living import Worker
+from tests.admin.live_broker import Worker
 from tests.bulk.conftest import BulkHouse
 
 
@@ -155,7 +155,7 @@ async def test_progress_survives_a_kill(own_house: BulkHouse) -> None:
 
 def restarted(house: BulkHouse) -> BulkHouse:
     """kill -9, and another broker in the same folder."""
-    from tests.brokers import Broker
+    from tests.support.broker_process import Broker
     from tests.bulk.conftest import CONFIG
 
     house.broker.kill()

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.cli import app
-from tests.cli.fake import FakeDoor, fake_door
+from tests.cli.fake_api import FakeDoor, fake_door
 
 
 class Ran:

@@ -17,7 +17,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from sluice.cli import app
-from tests.brokers import Broker, same_build
+from tests.support.broker_process import Broker, same_build
 from tests.cli.conftest import Ran
 
 PATIENCE_SECONDS = 30.0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run
-from tests.cli.fake import (
+from tests.cli.fake_api import (
     FakeDoor,
     Refusal,
     biography,

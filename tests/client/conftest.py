@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack, ExitStack
 import pytest
 
 from sluice.client import Backoff, Client
-from tests.brokers import StartBroker
+from tests.support.broker_process import StartBroker
 from tests.client.servers import Mosquitto, Proxy, Server
-from tests.services import need_program
+from tests.support.external_programs import need_program
 
 # Every test of the client runs on each of these.
 TARGETS = ["mosquitto", "sluice"]

@@ -11,7 +11,7 @@ import pytest
 import sluice.client as library
 from sluice.client import ClientClosed, ConnectFailed, sync
 from sluice.client.message import Message
-from tests.brokers import Broker
+from tests.support.broker_process import Broker
 from tests.client.servers import free_port
 
 # What only the library's own parts use, or what only makes sense with a loop.

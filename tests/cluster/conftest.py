@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from sluice.cluster.board import Board
-from sluice.cluster.coordinator import SPEAKS, NodeInfo
-from sluice.cluster.etcd.board import EtcdBoard
-from sluice.cluster.etcd.client import EtcdClient
-from sluice.cluster.membership import Membership
-from sluice.cluster.redis_board import RedisBoard
-from tests.etcd_process import EtcdProcess
-from tests.redis_process import RedisProcess
+from sluice.cluster.membership.kv import Board
+from sluice.cluster.membership.coordinator import SPEAKS, NodeInfo
+from sluice.cluster.etcd.etcd_kv import EtcdBoard
+from sluice.cluster.etcd.etcd_client import EtcdClient
+from sluice.cluster.membership.membership import Membership
+from sluice.cluster.membership.redis_kv import RedisBoard
+from tests.support.etcd_process import EtcdProcess
+from tests.support.redis_process import RedisProcess
 
 CELLS = 6
 

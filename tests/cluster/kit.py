@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from sluice.cluster.authentication import LinkKey
-from sluice.cluster.coordinator import NodeInfo
-from sluice.cluster.lines import THE_NODE, LineTransport
-from sluice.cluster.link import RemoteLines
-from sluice.cluster.stream import LinkOptions, LinkTls
-from sluice.notation import Address
+from sluice.cluster.transport.link_authentication import LinkKey
+from sluice.cluster.membership.coordinator import NodeInfo
+from sluice.cluster.transport.streams import THE_NODE, LineTransport
+from sluice.cluster.transport.peer_links import RemoteLines
+from sluice.cluster.transport.link_stream import LinkOptions, LinkTls
+from sluice.units import Address
 
 PATIENCE_SECONDS = 30.0
 SECRET = "the secret of the tests"

@@ -6,8 +6,8 @@ import asyncio
 
 from sluice.app import access_of, limits_from
 from sluice.broker.broker import Broker
-from sluice.broker.sys_topics import SysTopics
-from sluice.config import Settings
+from sluice.broker.namespaces.sys_topics import SysTopics
+from sluice.config.settings import Settings
 
 
 def make_broker() -> Broker:

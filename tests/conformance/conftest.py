@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from tests.brokers import Broker
+from tests.support.broker_process import Broker
 
 DOORS = ["mqtt", "mqtts", "ws", "wss"]
 

@@ -13,7 +13,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from tests.brokers import Broker
+from tests.support.broker_process import Broker
 from tests.conformance.conftest import Certificates
 
 SECONDS = 10.0

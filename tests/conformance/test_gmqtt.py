@@ -9,7 +9,7 @@ from typing import Any
 import gmqtt
 import pytest
 
-from tests.brokers import Broker
+from tests.support.broker_process import Broker
 from tests.conformance.conftest import Certificates
 
 SECONDS = 10.0

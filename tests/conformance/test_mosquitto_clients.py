@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.brokers import Broker
+from tests.support.broker_process import Broker
 from tests.conformance.conftest import Certificates
-from tests.services import need_program
+from tests.support.external_programs import need_program
 
 SECONDS = "10"
 

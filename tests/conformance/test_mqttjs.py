@@ -6,9 +6,9 @@ import json
 import subprocess
 from pathlib import Path
 
-from tests.brokers import Broker
+from tests.support.broker_process import Broker
 from tests.conformance.conftest import Certificates
-from tests.services import need_node_package, need_program
+from tests.support.external_programs import need_node_package, need_program
 
 SCRIPT = Path(__file__).parents[1] / "node" / "client.js"
 

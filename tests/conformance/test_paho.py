@@ -15,7 +15,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from tests.brokers import Broker
+from tests.support.broker_process import Broker
 from tests.conformance.conftest import Certificates
 
 SECONDS = 10.0

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import pytest
 
 from tests.queues.kit import EmbeddedKeeper, EngineUnderTest, Keeper, MemoryKeeper
-from tests.queues.redis_keeper import RedisKeeper
+from tests.queues.redis.redis_backend import RedisKeeper
 
 
 class MakeEngine(Protocol):

@@ -22,21 +22,21 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from sluice.message import Message, decode_headers
-from sluice.queues import dead_letters
-from sluice.queues.compression import ZstdCodec
-from sluice.queues.dead_letters import Alert
-from sluice.queues.delivery import Lease
+from sluice.queues.flow import dead_letters
+from sluice.queues.bodies.codec import ZstdCodec
+from sluice.queues.flow.dead_letters import Alert
+from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.engine import Engine
-from sluice.queues.group import Group
-from sluice.queues.ledger import Ledger, ledger, verify
+from sluice.queues.model.group import Group
+from sluice.queues.model.ledger import Ledger, ledger, verify
 from sluice.queues.names import message_id
-from sluice.queues.partition import Partition
+from sluice.queues.model.partition import Partition
 from sluice.queues.ports import Consumer, Publisher
-from sluice.queues.queue import Queue
-from sluice.queues.rules import Rules
-from sluice.queues.runner import Runner
-from sluice.queues.start import start_floors
-from sluice.queues.tokens import Token
+from sluice.queues.model.queue import Queue
+from sluice.queues.model.queue_rules import Rules
+from sluice.queues.commit_loop import Runner
+from sluice.queues.bulk.start_position import start_floors
+from sluice.queues.flow.delivery_tokens import Token
 from sluice.store.embedded import EmbeddedStore
 from sluice.store.memory import MemoryStore
 from sluice.store.protocol import Recovery, Store

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from sluice.queues.rules import Rules
+from sluice.queues.model.queue_rules import Rules
 from tests.simulator.oracle import Attempts, Failure, Moment, Number, Pair, Sent, Violation
 
 ROUNDING_SECONDS: Final = 0.002  # timers and message times are rounded

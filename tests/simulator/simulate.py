@@ -21,8 +21,9 @@ _tests = types.ModuleType("tests")
 _tests.__path__ = [str(Path(__file__).parent.parent)]
 sys.modules["tests"] = _tests
 
-from tests.redis_process import RedisProcess  # noqa: E402
-from tests.simulator import in_redis, last_values  # noqa: E402
+from tests.support.redis_process import RedisProcess  # noqa: E402
+from tests.simulator import redis_world
+from tests.simulator import compacted_world
 from tests.simulator.oracle import Violation  # noqa: E402
 from tests.simulator.world import World, run  # noqa: E402
 
@@ -56,11 +57,11 @@ def simulate(told: argparse.Namespace, redis: RedisProcess | None) -> int:
         length = min(told.world, told.steps - done)
         print(f"\r{done:,} steps, seed {seed}", end="", file=sys.stderr, flush=True)
         try:
-            world: World | last_values.LastValues
+            world: World | compacted_world.LastValues
             if redis is not None:
-                world = in_redis.run(seed, length, redis, f"world-{seed}", told.compacted)
+                world = redis_world.run(seed, length, redis, f"world-{seed}", told.compacted)
             else:
-                world = last_values.run(seed, length) if told.compacted else run(seed, length)
+                world = compacted_world.run(seed, length) if told.compacted else run(seed, length)
         except Violation as fault:
             print(f"\n{fault}")
             kind = ("--redis " if told.redis else "") + ("--compacted " if told.compacted else "")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sluice.queues.batches import note_batch
+from sluice.queues.bulk.bulk_ops import note_batch
 from tests.simulator.oracle import Violation
 from tests.simulator.world import World
 

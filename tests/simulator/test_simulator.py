@@ -11,11 +11,11 @@ from typing import Any, Final
 import pytest
 
 from sluice.message import Message
-from sluice.queues.delivery import Lease
-from sluice.queues.journal import PURGED
-from sluice.queues.rules import PER_KEY, REJECT, STRICT
+from sluice.queues.model.delivery_lease import Lease
+from sluice.queues.log.frame_builder import PURGED
+from sluice.queues.model.queue_rules import PER_KEY, REJECT, STRICT
 from tests.simulator.oracle import Number, Violation
-from tests.simulator.strangers import STRANGER
+from tests.simulator.unauthorized_clients import STRANGER
 from tests.simulator.world import World, run
 
 

@@ -11,19 +11,19 @@ from typing import Any, Final
 
 from sluice.errors import QueueFull, StaleDelivery, UnknownDelivery
 from sluice.message import Message, decode_headers
-from sluice.queues import dead_letters
-from sluice.queues.delivery import LEASED
-from sluice.queues.group import Group
+from sluice.queues.flow import dead_letters
+from sluice.queues.model.delivery_lease import LEASED
+from sluice.queues.model.group import Group
 from sluice.queues.names import message_id
-from sluice.queues.queue import Queue
-from sluice.queues.rules import ANY_ORDER, DROP_OLDEST, PER_KEY, STRICT
+from sluice.queues.model.queue import Queue
+from sluice.queues.model.queue_rules import ANY_ORDER, DROP_OLDEST, PER_KEY, STRICT
 from tests.queues.kit import rules_of
-from tests.simulator.conservation import Conservation
-from tests.simulator.judge import Judge
+from tests.simulator.work_conservation import Conservation
+from tests.simulator.checker import Judge
 from tests.simulator.oracle import ACKED, PURGED, WAITS, Sent, Violation
-from tests.simulator.people import Hand, Held
+from tests.simulator.participants import Hand, Held
 from tests.simulator.schedule import check_expiry
-from tests.simulator.stage import serial_of
+from tests.simulator.environment import serial_of
 
 KEYS: Final = (b"", b"a", b"b", b"c", b"d", b"e")
 GROUPS: Final = ("red", "green", "blue")

@@ -18,11 +18,11 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 
 from sluice.spark import Door, Where, session
-from sluice.spark.offsets import Range, Task
+from sluice.spark.source.offsets import Range, Task
 from sluice.spark.source import SluiceSource
-from tests.admin.living import Worker, publish
-from tests.brokers import Broker, same_build
-from tests.services import QUICK_JAVA, need_program
+from tests.admin.live_broker import Worker, publish
+from tests.support.broker_process import Broker, same_build
+from tests.support.external_programs import QUICK_JAVA, need_program
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

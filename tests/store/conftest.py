@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.hands import StoreUnderTest
+from tests.store.kit import StoreUnderTest
 
 
 @pytest.fixture(params=["memory", "embedded", "redis", "cluster"])

@@ -9,9 +9,9 @@ import pytest
 from librt.strings import BytesWriter
 
 from sluice.errors import StoreError
-from sluice.store.pace import SMALL, WORTH
+from sluice.store.snapshot_policy import SMALL, WORTH
 from sluice.store.protocol import MESSAGE, NOTE, Record, copy_row, read_record, read_row, write_row
-from tests.store.hands import SEGMENT_BYTES, Past, StoreUnderTest, frame_of, is_as_made, message, note
+from tests.store.kit import SEGMENT_BYTES, Past, StoreUnderTest, frame_of, is_as_made, message, note
 
 
 def test_a_new_store_has_no_past(store: StoreUnderTest) -> None:

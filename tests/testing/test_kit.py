@@ -12,7 +12,7 @@ from pathlib import Path
 from sluice.client import Client
 from sluice.testing import VirtualBroker
 from sluice.worker import Worker
-from tests.brokers import same_build
+from tests.support.broker_process import same_build
 
 ROOT = Path(__file__).parents[2]
 

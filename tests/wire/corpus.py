@@ -37,7 +37,7 @@ from sluice.wire.decode import decode  # noqa: E402
 from sluice.wire.encode import encode, hop_properties, size_of_publish  # noqa: E402
 from sluice.wire.framing import Framer  # noqa: E402
 from sluice.wire.packets import Connack, Packet, Publish, Suback  # noqa: E402
-from tests.wire.by_hand import block, connect, facts, packet, text, u16, u32, user, varint  # noqa: E402
+from tests.wire.raw_packets import block, connect, facts, packet, text, u16, u32, user, varint  # noqa: E402
 
 LIMIT = 1 << 20
 COMPILED = not str(decode_module.__file__).endswith(".py")

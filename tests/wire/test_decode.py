@@ -25,7 +25,7 @@ from sluice.wire.packets import (
     Unsuback,
     Unsubscribe,
 )
-from tests.wire.by_hand import (
+from tests.wire.raw_packets import (
     BAD_TOPIC,
     MALFORMED,
     PROTOCOL_ERROR,

@@ -25,7 +25,7 @@ from sluice.wire.packets import (
 )
 from sluice.wire.properties import Properties
 from sluice.wire.reasons import NAMES, connack_311, name_of
-from tests.wire.by_hand import block, connect, packet, text, u16, u32, user, varint
+from tests.wire.raw_packets import block, connect, packet, text, u16, u32, user, varint
 
 BOTH = pytest.mark.parametrize("version", [4, 5])
 

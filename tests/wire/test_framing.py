@@ -10,7 +10,7 @@ import pytest
 from sluice.errors import MalformedPacket, PacketTooLarge
 from sluice.wire.framing import Framer, body_of, length_of
 from sluice.wire.packets import Packet, Pingreq, Publish
-from tests.wire.by_hand import facts, packet, text, varint
+from tests.wire.raw_packets import facts, packet, text, varint
 
 STREAM = [
     packet(0x30, text("a"), b"one"),

@@ -21,7 +21,7 @@ from sluice.wire.primitives import (
     write_u32,
     write_varint,
 )
-from tests.wire.by_hand import text, u16, u32, varint
+from tests.wire.raw_packets import text, u16, u32, varint
 
 
 def written(write: Callable[[BytesWriter, int], None], value: int) -> bytes:

@@ -6,7 +6,7 @@ import pytest
 
 from sluice.errors import MalformedPacket, ProtocolViolation
 from sluice.wire.properties import Properties, encode_properties, read_block, read_properties
-from tests.wire.by_hand import MALFORMED, PROTOCOL_ERROR, block, text, u16, u32, user, varint
+from tests.wire.raw_packets import MALFORMED, PROTOCOL_ERROR, block, text, u16, u32, user, varint
 
 WILL, CONNECT, CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP = range(8)
 SUBSCRIBE, SUBACK, UNSUBSCRIBE, UNSUBACK, DISCONNECT, AUTH = 8, 9, 10, 11, 14, 15

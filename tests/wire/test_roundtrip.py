@@ -18,7 +18,7 @@ from sluice.wire.packets import Packet, Publish
 from sluice.wire.properties import encode_properties, read_properties
 from sluice.wire.topics import fault_of_filter, matches
 from tests.wire import strategies
-from tests.wire.by_hand import block, body_start, decoded, facts, packet, text, u16, u32, user, varint
+from tests.wire.raw_packets import block, body_start, decoded, facts, packet, text, u16, u32, user, varint
 from tests.wire.corpus import SEEDS, mutated, scrutinise
 
 VERSIONS = st.sampled_from([4, 5])

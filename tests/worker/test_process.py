@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sluice.client import Client
-from tests.brokers import Broker, same_build
+from tests.support.broker_process import Broker, same_build
 
 JOBS = """
 import time

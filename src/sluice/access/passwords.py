@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
-from sluice.access.files import Watched
+from sluice.access.watched_file import Watched
 from sluice.access.users import User, hash_of_nobody, verify
 
 REMEMBER_SECONDS: Final = 60.0  # a client that comes back is let in without hashing again

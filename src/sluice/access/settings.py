@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, model_validator
 
-from sluice.fields import Seconds, Section, lasting
+from sluice.config_types import Seconds, Section, lasting
 
 
 def _existing_file(path: Path) -> Path:

@@ -21,7 +21,7 @@ from typing import Final
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
-from sluice.access.files import write_private
+from sluice.access.watched_file import write_private
 from sluice.access.identity import Role
 from sluice.errors import ConfigError
 

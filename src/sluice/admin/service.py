@@ -10,11 +10,18 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 
-from sluice.admin import biography, diagnosis, letters, looking, messages, owners, publishing, words
-from sluice.admin.bulk import BulkDesk
-from sluice.admin.figures import Figures, Tally, gather
-from sluice.admin.hands import AT_ONCE, Hands, plain
-from sluice.admin.storing import StoreDesk
+from sluice.admin.queries.diagnosis import message_trace
+from sluice.admin.queries.diagnosis import queue_diagnosis
+from sluice.admin.queries import dead_letter_operations
+from sluice.admin.queries import view_builders
+from sluice.admin.queries import message_lookup
+from sluice.admin.queries import owner_operations
+from sluice.admin.queries import publish_operation
+from sluice.admin.queries.diagnosis import phrases
+from sluice.admin.bulk.bulk_service import BulkDesk
+from sluice.admin.metrics.metrics_snapshot import Figures, Tally, gather
+from sluice.admin.broker_facade import AT_ONCE, Hands, plain
+from sluice.admin.queries.store_status import StoreDesk
 from sluice.admin.views import (
     Biography,
     ConsumerView,
@@ -33,15 +40,15 @@ from sluice.admin.views import (
     StoreView,
 )
 from sluice.broker.broker import Broker
-from sluice.broker.queue_door import QueueDoor
-from sluice.broker.responses import refuse_queue
+from sluice.broker.namespaces.queues.handler import QueueDoor
+from sluice.broker.namespaces.responses import refuse_queue
 from sluice.errors import GroupExists, InUse, InvalidQueueConfig, UnknownGroup, UnknownMessage
 from sluice.queues.engine import Engine
-from sluice.queues.group import Group
-from sluice.queues.ledger import verify_group, verify_queue
+from sluice.queues.model.group import Group
+from sluice.queues.model.ledger import verify_group, verify_queue
 from sluice.queues.names import fault_of_new_group
-from sluice.queues.runner import Runner
-from sluice.queues.start import start_floors
+from sluice.queues.commit_loop import Runner
+from sluice.queues.bulk.start_position import start_floors
 
 
 class AdminService:
@@ -64,7 +71,7 @@ class AdminService:
         self._engine = engine
         self._door = door
         self._queues = door.service
-        self._register = looking.Register(self._hands, door.service)
+        self._register = view_builders.Register(self._hands, door.service)
         self.bulk = BulkDesk(self._hands, self._register, direct)  # for programs that read and write in bulk
         self._store_name = store_name
         self._store = store if store is not None else StoreDesk(store_name, runner.segment_sizes)
@@ -75,7 +82,7 @@ class AdminService:
 
     async def node(self) -> NodeView:
         self._hands.look()
-        view = looking.node_view(self._hands, self._node, self._store_name, self._build)
+        view = view_builders.node_view(self._hands, self._node, self._store_name, self._build)
         return replace(view, losses=len(self._store.losses()))
 
     async def nodes(self) -> list[NodeView]:
@@ -112,7 +119,7 @@ class AdminService:
                 await self._hands.breathe()
             queue = self._engine.queues.get(name)
             if queue is not None:
-                found.append(looking.queue_view(queue, self._queues, self._register))
+                found.append(view_builders.queue_view(queue, self._queues, self._register))
         return found
 
     async def create_queue(self, config: object) -> QueueDetail:
@@ -122,15 +129,15 @@ class AdminService:
         queue = self._queues.create(config)
         self._door.appeared(queue)
         await self._hands.kept()
-        return looking.queue_detail(queue, self._queues, self._register)
+        return view_builders.queue_detail(queue, self._queues, self._register)
 
     async def queue(self, name: str) -> QueueDetail:
         self._hands.look()
-        return looking.queue_detail(self._hands.queue(name), self._queues, self._register)
+        return view_builders.queue_detail(self._hands.queue(name), self._queues, self._register)
 
     async def stats(self, name: str) -> QueueView:
         self._hands.look()
-        return looking.queue_view(self._hands.queue(name), self._queues, self._register)
+        return view_builders.queue_view(self._hands.queue(name), self._queues, self._register)
 
     async def delete_queue(self, name: str) -> None:
         queue = self._hands.queue(name)
@@ -150,18 +157,18 @@ class AdminService:
         return self._queues.config(queue).shown()
 
     async def purge(self, name: str) -> int:
-        return await letters.purge_queue(self._hands, name)
+        return await dead_letter_operations.purge_queue(self._hands, name)
 
     # ---- groups and consumers
 
     async def groups(self, name: str) -> list[GroupView]:
         self._hands.look()
         queue = self._hands.queue(name)
-        return [looking.group_view(queue.groups[group]) for group in sorted(queue.groups)]
+        return [view_builders.group_view(queue.groups[group]) for group in sorted(queue.groups)]
 
     async def group(self, name: str, group: str) -> GroupView:
         self._hands.look()
-        return looking.group_view(self._group(name, group))
+        return view_builders.group_view(self._group(name, group))
 
     def _group(self, name: str, group: str) -> Group:
         found = self._hands.queue(name).groups.get(group)
@@ -172,7 +179,7 @@ class AdminService:
     async def create_group(self, name: str, group: str, start: str = "earliest") -> GroupView:
         queue = self._hands.queue(name)
         fault = fault_of_new_group(group)
-        if not fault and not publishing.can_be_sent(group):
+        if not fault and not publish_operation.can_be_sent(group):
             fault = "Give text that an MQTT packet can carry: no zero character, no lone surrogates"
         if fault:
             raise InvalidQueueConfig(f"{group!r} cannot be a group", fault)
@@ -182,13 +189,13 @@ class AdminService:
         self._engine.check_group(group, len(queue.partitions))
         made = self._engine.group(queue, group, start_floors(queue, start))
         await self._hands.kept()
-        return looking.group_view(made)
+        return view_builders.group_view(made)
 
     async def delete_group(self, name: str, group: str) -> None:
         found = self._group(name, group)
         if found.consumers:
             raise InUse(
-                f"group {group!r} of queue {plain(name)!r} has {words.count_of(len(found.consumers), 'consumer')}",
+                f"group {group!r} of queue {plain(name)!r} has {phrases.count_of(len(found.consumers), 'consumer')}",
                 "Let its consumers unsubscribe or end their sessions first",
             )
         self._hands.begin()
@@ -207,7 +214,7 @@ class AdminService:
         self._hands.begin()
         self._engine.seek(found, start_floors(found.queue, to))
         await self._hands.kept()
-        return looking.group_view(found)
+        return view_builders.group_view(found)
 
     # ---- messages
 
@@ -236,45 +243,45 @@ class AdminService:
         if of_group is not None:
             cursors = of_group.cursors
             starts = [max(start, int(cursors[int(one.number)].floor)) for one in partitions]
-        places = messages.oldest_first(partitions, starts)
+        places = message_lookup.oldest_first(partitions, starts)
         if of_group is not None:
-            places = iter(await messages.unsettled(self._hands, cursors, places, limit))
+            places = iter(await message_lookup.unsettled(self._hands, cursors, places, limit))
         found: list[MessageView] = []
-        async for place, message in messages.read_through(self._hands, islice(places, max(0, limit))):
-            found.append(messages.message_view(place, message, of_group, payload_bytes))
+        async for place, message in message_lookup.read_through(self._hands, islice(places, max(0, limit))):
+            found.append(message_lookup.message_view(place, message, of_group, payload_bytes))
         return found
 
     async def message(self, name: str, message_id: str, payload_bytes: int = 1_048_576) -> MessageView:
         self._hands.look()
         queue = self._hands.queue(name)
-        place = await messages.locate(self._hands, queue, message_id)
+        place = await message_lookup.locate(self._hands, queue, message_id)
         if place is not None:
             (message,) = await self._hands.read([place])
             if message is not None:
-                return messages.message_view(place, message, None, payload_bytes)
+                return message_lookup.message_view(place, message, None, payload_bytes)
         raise UnknownMessage(queue.name, message_id)
 
     async def publish(self, name: str, outgoing: Outgoing) -> Published:
-        return await publishing.publish(self._hands, name, outgoing)
+        return await publish_operation.publish(self._hands, name, outgoing)
 
     # ---- exclusive queues
 
     async def owners(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[OwnerView]:
         """By client id, behind `after`."""
-        return await owners.list_owners(self._hands, prefix, after, limit)
+        return await owner_operations.list_owners(self._hands, prefix, after, limit)
 
     async def owner(self, client: str) -> OwnerView:
         self._hands.look()
-        return owners.view_of(self._hands, owners.find(self._hands, client))
+        return owner_operations.view_of(self._hands, owner_operations.find(self._hands, client))
 
     async def peek_owner(
         self, client: str, start: int = 0, limit: int = 50, payload_bytes: int = 65_536
     ) -> list[MessageView]:
         """What is kept for an owner, oldest first. Nothing is taken or changed."""
-        return await owners.peek(self._hands, client, start, limit, payload_bytes)
+        return await owner_operations.peek(self._hands, client, start, limit, payload_bytes)
 
     async def purge_owner(self, client: str) -> int:
-        return await owners.purge(self._hands, client)
+        return await owner_operations.purge(self._hands, client)
 
     # ---- dead letters
 
@@ -287,43 +294,43 @@ class AdminService:
         payload_bytes: int = 65_536,
     ) -> list[MessageView]:
         """Those of the queue `name`, oldest first, behind the letter `after`."""
-        return await letters.list_letters(
+        return await dead_letter_operations.list_letters(
             self._hands, name, wanted or LetterFilter(), after, limit, payload_bytes
         )
 
     async def dead_letter(self, name: str, message_id: str, payload_bytes: int = 1_048_576) -> MessageView:
-        place, message = await letters.find_letter(self._hands, name, message_id)
-        return messages.message_view(place, message, None, payload_bytes)
+        place, message = await dead_letter_operations.find_letter(self._hands, name, message_id)
+        return message_lookup.message_view(place, message, None, payload_bytes)
 
     async def retry_dead_letter(self, name: str, message_id: str, to_all: bool = False) -> Redriven:
-        return await letters.retry_one(self._hands, name, message_id, to_all)
+        return await dead_letter_operations.retry_one(self._hands, name, message_id, to_all)
 
     async def retry_dead_letters(
         self, name: str, wanted: LetterFilter | None = None, limit: int = 1000, to_all: bool = False
     ) -> Redriven:
-        return await letters.retry_many(self._hands, name, wanted or LetterFilter(), limit, to_all)
+        return await dead_letter_operations.retry_many(self._hands, name, wanted or LetterFilter(), limit, to_all)
 
     async def purge_dead_letters(self, name: str, wanted: LetterFilter | None = None) -> int:
-        return await letters.purge(self._hands, name, wanted or LetterFilter())
+        return await dead_letter_operations.purge(self._hands, name, wanted or LetterFilter())
 
     async def delete_dead_letter(self, name: str, message_id: str) -> None:
-        await letters.delete(self._hands, name, message_id)
+        await dead_letter_operations.delete(self._hands, name, message_id)
 
     # ---- why
 
     async def biography(self, name: str, message_id: str) -> Biography:
         self._hands.look()
-        return await biography.biography(self._hands, name, message_id)
+        return await message_trace.biography(self._hands, name, message_id)
 
     async def find(self, message_id: str) -> list[str]:
         """The queues that know a message; none is no error."""
         self._hands.look()
-        return await biography.find(self._hands, message_id)
+        return await message_trace.find(self._hands, message_id)
 
     async def diagnose(self, name: str, group: str = "") -> Diagnosis:
         """Why nothing arrives."""
         self._hands.look()
-        return await diagnosis.diagnose(self._hands, self._register, name, group)
+        return await queue_diagnosis.diagnose(self._hands, self._register, name, group)
 
     async def verify(self) -> list[str]:
         """Everything that does not add up; nothing when all is well. Each queue is counted within one turn."""

@@ -25,10 +25,10 @@ from typing import Any
 
 import uvloop
 
-from sluice.bench.packets import hello, publish_pieces, reader_hello
+from sluice.bench.packet_templates import hello, publish_pieces, reader_hello
 from sluice.bench.tally import Histogram, Tally
 from sluice.bench.traffic import Line, Reader, Sender, Traffic
-from sluice.bench.work import Address, Work, read_line
+from sluice.bench.workload import Address, Work, read_line
 
 AT_ONCE = 64  # connections that are being made
 BILLION = 1_000_000_000

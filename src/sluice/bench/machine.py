@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from sluice import __version__
-from sluice.bench.measuring import Busy
+from sluice.bench.procfs import Busy
 
 SYNCS: Final = 200
 SYNC_SECONDS: Final = 5.0  # a slow disk is not asked two hundred times

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sluice.bench.measuring import Spent
+from sluice.bench.procfs import Spent
 from sluice.bench.tally import STEPS
 
 BUSY: Final = 0.9  # of a core: from here on a process cannot do much more

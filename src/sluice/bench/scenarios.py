@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from sluice.bench.conducting import Crew, Outcome, Tell, Timing, measure, result_of
+from sluice.bench.measurement import Crew, Outcome, Tell, Timing, measure, result_of
 from sluice.bench.generator import cpu_seconds
-from sluice.bench.measuring import Spent
+from sluice.bench.procfs import Spent
 from sluice.bench.results import Result, in_milliseconds, judge, merged
-from sluice.bench.target import BenchError, Target
-from sluice.bench.work import Work
+from sluice.bench.measured_broker import BenchError, Target
+from sluice.bench.workload import Work
 from sluice.client.errors import PublishRefused
 from sluice.client.sync import Client
 

@@ -10,12 +10,12 @@ import secrets
 from collections.abc import Callable
 from typing import Any, Final
 
-from sluice.broker.access import Access
-from sluice.broker.connection import Connection, Cutoff
-from sluice.broker.crowd import Crowd
-from sluice.broker.handshake import Handshake
+from sluice.broker.acl.access import Access
+from sluice.broker.net.connection import Connection, Cutoff
+from sluice.broker.net.connection_limits import Crowd
+from sluice.broker.sessions.handshake import Handshake
 from sluice.broker.limits import Limits
-from sluice.broker.registry import Registry
+from sluice.broker.sessions.registry import Registry
 from sluice.broker.router import Router
 from sluice.broker.scheduler import Scheduler
 from sluice.broker.turn import Turn

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
-from sluice.broker.forwarder import Forwarder, StoredPublish
-from sluice.broker.inflight import Deliveries
+from sluice.broker.commit_forwarder import Forwarder, StoredPublish
+from sluice.broker.sessions.inflight import Deliveries
 from sluice.broker.limits import Limits
-from sluice.broker.retained import Retained
-from sluice.broker.retained_sender import RetainedSender
-from sluice.broker.subscriptions import (
+from sluice.broker.sessions.retained import Retained
+from sluice.broker.sessions.retained_sender import RetainedSender
+from sluice.broker.sessions.subscriptions import (
     Share,
     Subscription,
     Subscriptions,
@@ -29,15 +29,15 @@ from sluice.wire.packets import Publish
 from sluice.wire.topics import SHARE_PREFIX, has_wildcard
 
 if TYPE_CHECKING:
-    from sluice.broker.abroad import Abroad
-    from sluice.broker.connection import Connection
-    from sluice.broker.ecq_reader import OwnedDelivery
-    from sluice.broker.inflight import Delivery
-    from sluice.broker.keeper import Keeper
-    from sluice.broker.queue_consumer import QueueConsumer
-    from sluice.broker.queue_door import QueueDoor
-    from sluice.broker.session import Session
-    from sluice.queues.delivery import Lease
+    from sluice.broker.cluster_port import Abroad
+    from sluice.broker.net.connection import Connection
+    from sluice.broker.namespaces.compacted.exclusive_subscriber import OwnedDelivery
+    from sluice.broker.sessions.inflight import Delivery
+    from sluice.broker.sessions.session_store import Keeper
+    from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
+    from sluice.broker.namespaces.queues.handler import QueueDoor
+    from sluice.broker.sessions.session import Session
+    from sluice.queues.model.delivery_lease import Lease
 
 
 class Router:

@@ -15,7 +15,7 @@ from librt.strings import BytesWriter
 from sluice.clock import Clock
 
 if TYPE_CHECKING:
-    from sluice.broker.connection import Connection
+    from sluice.broker.net.connection import Connection
 
 TURN_SECONDS: Final = 0.01  # that the work for one connection may take before others are heard
 SPARE_BUFFERS: Final = 256

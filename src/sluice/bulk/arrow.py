@@ -10,9 +10,9 @@ from array import array
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from sluice.bulk import columns as made
-from sluice.bulk.columns import Columns, Numbers, Texts
-from sluice.bulk.gathering import Gathered
+from sluice.bulk import column_builders as made
+from sluice.bulk.column_builders import Columns, Numbers, Texts
+from sluice.bulk.writev import Gathered
 from sluice.queues.ports import Codec
 
 if TYPE_CHECKING:

@@ -12,26 +12,24 @@ from typing import Annotated, Final
 import typer
 
 from sluice import __version__
-from sluice.cli import (
-    access,
-    bench,
-    consume,
-    diagnosis,
-    dlq,
-    ecq,
-    groups,
-    losses,
-    messages,
-    nodes,
-    pipeline,
-    publish,
-    queues,
-    stores,
-    top,
-    worker,
-)
-from sluice.cli.plain_help import explain_plainly
-from sluice.cli.serving import build, serve
+from sluice.cli.commands import access
+from sluice.cli.commands import bench
+from sluice.cli.commands.messages import consume
+from sluice.cli.commands.monitoring import diagnosis
+from sluice.cli.commands.messages import dlq
+from sluice.cli.commands import ecq
+from sluice.cli.commands import groups
+from sluice.cli.commands.monitoring import losses
+from sluice.cli.commands.messages import peek
+from sluice.cli.commands.monitoring import nodes
+from sluice.cli.pipelines import job_commands
+from sluice.cli.commands.messages import publish
+from sluice.cli.commands import queues
+from sluice.cli.commands.monitoring import stores
+from sluice.cli.commands.monitoring import top
+from sluice.cli.commands import worker
+from sluice.cli.support.help_format import explain_plainly
+from sluice.cli.commands.serve import build, serve
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 refused or failed, 2 wrong command, 3 not found, 4 not reachable, "
@@ -72,9 +70,9 @@ def sluice(
 app.command(rich_help_panel="Broker")(serve)
 _PARTS: Final = (
     ("Queues and groups", (queues, groups, ecq)),
-    ("Messages", (publish, consume, worker, messages, dlq)),
+    ("Messages", (publish, consume, worker, peek, dlq)),
     ("What is going on", (diagnosis, top, nodes, stores, losses, bench)),
-    ("Spark", (pipeline,)),
+    ("Spark", (job_commands,)),
     ("Who may come in", (access,)),
 )
 for _panel, _modules in _PARTS:

@@ -15,22 +15,22 @@ from types import TracebackType
 from typing import Self, Unpack
 from urllib.parse import unquote, urlsplit
 
-from sluice.client.confirm import Confirm, finished
-from sluice.client.consumer import Consumer
+from sluice.client.net.confirm import Confirm, finished
+from sluice.client.queues.consumer import Consumer
 from sluice.client.errors import ClientClosed, ClientError, PublishRefused, TooManyUnconfirmed, Unsupported
-from sluice.client.exchange import Asking, PublishResult
-from sluice.client.inbox import Inbox, Messages
-from sluice.client.lifeline import Lifeline
+from sluice.client.protocol.pending import Asking, PublishResult
+from sluice.client.net.receive_buffer import Inbox, Messages
+from sluice.client.net.reconnector import Lifeline
 from sluice.client.message import Message
 from sluice.client.options import Backoff, Dial, Options, UserProperties, Will, user_pairs
-from sluice.client.protocol import ClientProtocol, Connected, State, requests_for
-from sluice.client.publisher import QUEUE_PREFIX, Publisher
-from sluice.client.publishing import Payload, PublishProperties, make_publish, refuse_properties
-from sluice.client.replies import ReplyOptions, make_reply
-from sluice.client.requests import Requester
-from sluice.client.server import ServerInfo
-from sluice.client.switch import Switch
-from sluice.client.waiters import Waiters
+from sluice.client.protocol.client_protocol import ClientProtocol, Connected, State, requests_for
+from sluice.client.queues.publisher import QUEUE_PREFIX, Publisher
+from sluice.client.protocol.publish_packet import Payload, PublishProperties, make_publish, refuse_properties
+from sluice.client.queues.replies import ReplyOptions, make_reply
+from sluice.client.queues.requester import Requester
+from sluice.client.protocol.server_info import ServerInfo
+from sluice.client.net.dispatcher import Switch
+from sluice.client.net.conditions import Waiters
 from sluice.wire.packets import V5, Subscribe, Unsubscribe
 from sluice.wire.properties import Properties
 from sluice.wire.reasons import TOPIC_NAME_INVALID

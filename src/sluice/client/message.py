@@ -8,7 +8,7 @@ from sluice.wire.packets import Publish
 from sluice.wire.properties import Properties
 
 if TYPE_CHECKING:
-    from sluice.client.replies import ReplyOptions
+    from sluice.client.queues.replies import ReplyOptions
 
 
 class Acknowledger(Protocol):

@@ -18,21 +18,21 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from sluice.client.client import Client as _Client
-from sluice.client.consumer import Consumer as _Consumer
-from sluice.client.delivery import Delivery as _Delivery
-from sluice.client.delivery import Reason
+from sluice.client.queues.consumer import Consumer as _Consumer
+from sluice.client.queues.delivery import Delivery as _Delivery
+from sluice.client.queues.delivery import Reason
 from sluice.client.errors import ClientError
-from sluice.client.inbox import Messages
+from sluice.client.net.receive_buffer import Messages
 from sluice.client.message import Message as _Message
 from sluice.client.options import Options
-from sluice.client.portal import Portal
-from sluice.client.publisher import Publisher as _Publisher
-from sluice.client.rejecting import Rejections
-from sluice.client.replies import ReplyOptions
-from sluice.client.server import ServerInfo
-from sluice.client.subscription import ConsumerFactory as _ConsumerFactory
-from sluice.client.subscription import Subscription
-from sluice.client.subscription import TopicConsumer as _TopicConsumer
+from sluice.client.net.portal import Portal
+from sluice.client.queues.publisher import Publisher as _Publisher
+from sluice.client.topics.rejections import Rejections
+from sluice.client.queues.replies import ReplyOptions
+from sluice.client.protocol.server_info import ServerInfo
+from sluice.client.topics.topic_consumer import ConsumerFactory as _ConsumerFactory
+from sluice.client.topics.topic_consumer import Subscription
+from sluice.client.topics.topic_consumer import TopicConsumer as _TopicConsumer
 from sluice.wire.properties import Properties
 
 A = TypeVar("A")  # what is behind a facade

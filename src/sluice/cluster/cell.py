@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
-from sluice.broker.abroad import HERE, Abroad, Legs
+from sluice.broker.cluster_port import HERE, Abroad, Legs
 from sluice.broker.broker import Broker
-from sluice.broker.connection import Connection
-from sluice.broker.queue_reasons import reason_of
-from sluice.broker.retained import FULL
-from sluice.broker.session import Session
-from sluice.broker.subscriptions import Capture, Share, Subscription
-from sluice.cluster.frames import ALONE
-from sluice.cluster.interest import BINDING
-from sluice.cluster.legs import SessionLegs, name_once
-from sluice.cluster.placement import cell_of, cell_of_queue
-from sluice.cluster.spread import (
+from sluice.broker.net.connection import Connection
+from sluice.broker.namespaces.queues.reason_mapping import reason_of
+from sluice.broker.sessions.retained import FULL
+from sluice.broker.sessions.session import Session
+from sluice.broker.sessions.subscriptions import Capture, Share, Subscription
+from sluice.cluster.plain.bridge_frames import ALONE
+from sluice.cluster.plain.interest import BINDING
+from sluice.cluster.remote_queues.session_proxies import SessionLegs, name_once
+from sluice.cluster.membership.placement import cell_of, cell_of_queue
+from sluice.cluster.plain.fanout import (
     ABANDONED,
     UNREACHABLE,
     Kept,
@@ -33,9 +33,9 @@ from sluice.cluster.spread import (
     Spread,
     WhenNoted,
 )
-from sluice.cluster.where import EVERYWHERE, NOWHERE, cell_of_filter, cell_of_topic
+from sluice.cluster.remote_queues.routing import EVERYWHERE, NOWHERE, cell_of_filter, cell_of_topic
 from sluice.errors import QueueError
-from sluice.queues.once import KEY_BITS
+from sluice.queues.log.cross_node_dedup import KEY_BITS
 from sluice.wire.packets import Publish
 from sluice.wire.properties import PUBACK, PUBREC
 from sluice.wire.reasons import (

@@ -20,9 +20,9 @@ from typing import Final, Protocol
 
 from sluice.broker.broker import Broker
 from sluice.cluster.cell import Cell
-from sluice.cluster.coordinator import Coordinator, CoordinatorError, NodeInfo
+from sluice.cluster.membership.coordinator import Coordinator, CoordinatorError, NodeInfo
 from sluice.cluster.node import Node
-from sluice.cluster.placement import place
+from sluice.cluster.membership.placement import place
 from sluice.errors import SluiceError
 from sluice.wire.reasons import SERVER_SHUTTING_DOWN
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sluice.cluster.coordinator import Coordinator, NodeInfo
-from sluice.cluster.placement import cell_of, cell_of_queue, place
+from sluice.cluster.membership.coordinator import Coordinator, NodeInfo
+from sluice.cluster.membership.placement import cell_of, cell_of_queue, place
 
 
 @dataclass(frozen=True, slots=True)

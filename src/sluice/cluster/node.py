@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, Protocol
 
-from sluice.broker.connection import Connection
+from sluice.broker.net.connection import Connection
 from sluice.clock import steady_time
-from sluice.cluster.bridge import GREETING as BRIDGE
-from sluice.cluster.bridge import Bridge, BridgeEnd
+from sluice.cluster.plain.bridge import GREETING as BRIDGE
+from sluice.cluster.plain.bridge import Bridge, BridgeEnd
 from sluice.cluster.cell import Cell
-from sluice.cluster.frames import ALONE, ANY_CELL, Goal, read_messages, write_message
-from sluice.cluster.guest import guest, is_known
-from sluice.cluster.interest import Interest, pick
-from sluice.cluster.lines import LineProtocol, NoOwner
-from sluice.cluster.local_line import join
-from sluice.cluster.searching import Searches, Seeker
-from sluice.cluster.spread import ABANDONED, LONGEST_SWEEP, UNREACHABLE, Lookup, Parked, Spread
-from sluice.cluster.taken import Memory
+from sluice.cluster.plain.bridge_frames import ALONE, ANY_CELL, Goal, read_messages, write_message
+from sluice.cluster.ingress.stream_acceptor import guest, is_known
+from sluice.cluster.plain.interest import Interest, pick
+from sluice.cluster.transport.streams import LineProtocol, NoOwner
+from sluice.cluster.transport.local_stream import join
+from sluice.cluster.plain.retained_search import Searches, Seeker
+from sluice.cluster.plain.fanout import ABANDONED, LONGEST_SWEEP, UNREACHABLE, Lookup, Parked, Spread
+from sluice.cluster.plain.node_inbox import Memory
 from sluice.wire.packets import Publish
 
 log = logging.getLogger(__name__)

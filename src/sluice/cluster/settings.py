@@ -7,8 +7,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr, model_validator
 
-from sluice.fields import Seconds, Section, lasting, number
-from sluice.notation import Address, parse_address
+from sluice.config_types import Seconds, Section, lasting, number
+from sluice.units import Address, parse_address
 
 SHORTEST_SECRET: Final = 16  # characters
 

@@ -13,10 +13,10 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, BaseModel, ValidationError, model_validator
 
 from sluice.errors import InvalidQueueConfig
-from sluice.fields import Seconds, Section, lasting, number, rule_of
-from sluice.notation import show_duration
+from sluice.config_types import Seconds, Section, lasting, number, rule_of
+from sluice.units import show_duration
 from sluice.queues.names import DEAD_LETTERS, fault_of_name
-from sluice.queues.rules import ANY_ORDER, DEAD_LETTER, DROP_OLDEST, PER_KEY, REJECT, STRICT, Rules
+from sluice.queues.model.queue_rules import ANY_ORDER, DEAD_LETTER, DROP_OLDEST, PER_KEY, REJECT, STRICT, Rules
 
 YEAR: Final = 31_536_000.0
 MAX_ENTRIES: Final = 1000  # of a configuration, and of each section and list in it

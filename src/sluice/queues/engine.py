@@ -30,25 +30,32 @@ from sluice.message import (
     fnv1a32,
     size_of_start,
 )
-from sluice.queues import compaction, dead_letters, dispatch, late, lifecycle, reading, removal, settling
-from sluice.queues import journal as notes
-from sluice.queues.batches import Batches
-from sluice.queues.cursor import Cursor
-from sluice.queues.delivery import LEASED, SETTLED, Lease
-from sluice.queues.exclusive import Exclusive, OwnedRead
-from sluice.queues.group import Group
-from sluice.queues.history import Past
-from sluice.queues.journal import ACKED, Frame, Journal, NoteWriter
-from sluice.queues.keeping import Keeping
-from sluice.queues.partition import Partition
+from sluice.queues.compacted import key_compaction
+from sluice.queues.flow import dead_letters
+from sluice.queues.flow import dispatch
+from sluice.queues.flow import late_settlement
+from sluice.queues.flow import lifecycle
+from sluice.queues.bodies import body_reads
+from sluice.queues.flow import removal
+from sluice.queues.flow import settlement
+from sluice.queues.log import frame_builder as notes
+from sluice.queues.bulk.bulk_ops import Batches
+from sluice.queues.model.cursor import Cursor
+from sluice.queues.model.delivery_lease import LEASED, SETTLED, Lease
+from sluice.queues.compacted.exclusive import Exclusive, OwnedRead
+from sluice.queues.model.group import Group
+from sluice.queues.flow.history import Past
+from sluice.queues.log.frame_builder import ACKED, Frame, Journal, NoteWriter
+from sluice.queues.log.broker_state import Keeping
+from sluice.queues.model.partition import Partition
 from sluice.queues.ports import Codec, Consumer, Publisher
-from sluice.queues.queue import Queue
-from sluice.queues.reading import Read
-from sluice.queues.rules import STRICT, Rules
-from sluice.queues.segments import Segments
-from sluice.queues.timers import RETENTION_STEPS, Timers
-from sluice.queues.tokens import DeliveryTokens, Token
-from sluice.queues.young import Young
+from sluice.queues.model.queue import Queue
+from sluice.queues.bodies.body_reads import Read
+from sluice.queues.model.queue_rules import STRICT, Rules
+from sluice.queues.log.segment_usage import Segments
+from sluice.queues.flow.timers import RETENTION_STEPS, Timers
+from sluice.queues.flow.delivery_tokens import DeliveryTokens, Token
+from sluice.queues.bodies.body_cache import Young
 from sluice.store.protocol import HEADER_BYTES
 
 COMPRESS_FROM: Final = 256  # smaller payloads do not get smaller
@@ -179,7 +186,7 @@ class Engine:
             queue.duplicates += 1
         else:
             if rules.compacted:
-                compaction.publish(self, queue, message)
+                key_compaction.publish(self, queue, message)
             elif queue.depth < rules.max_depth or removal.make_room(self, queue, message):
                 if self.max_length:
                     removal.append_within(self, queue, message)
@@ -193,7 +200,7 @@ class Engine:
     def put(self, queue: Queue, message: Message) -> None:
         """Take a message that nothing can be said against, by the kind of its queue."""
         if queue.rules.compacted:
-            compaction.append(self, queue, message)
+            key_compaction.append(self, queue, message)
         else:
             self.append(queue, message, 0)
 
@@ -314,7 +321,7 @@ class Engine:
             cursor.come_early_if_special(seq)
 
     def rewrite(self, data: bytes, address: i64) -> bool:
-        return reading.rewrite(self, data, address)
+        return body_reads.rewrite(self, data, address)
 
     # ---- delivering
 
@@ -363,7 +370,7 @@ class Engine:
         self.warnings += self.exclusive.fetched(read, records, self.now, self.codec)
 
     def message_of(self, data: bytes) -> Message | None:
-        return reading.message_of(data, self.codec)
+        return body_reads.message_of(data, self.codec)
 
     def damaged(self, partition: Partition, seq: i64) -> None:
         dispatch.damaged(self, partition, seq)
@@ -411,48 +418,48 @@ class Engine:
 
     def lease_of(self, group: Group, name: bytes, token: Token, identity: str) -> Lease:
         """The delivery that a settling client means, if it may still settle it."""
-        return settling.lease_of(self, group, name, token, identity)
+        return settlement.lease_of(self, group, name, token, identity)
 
     def ack(self, lease: Lease) -> None:
         """Done. Also from the last holder of one that waits for its retry: the work was done, if late."""
         if lease.state == SETTLED:
             return
         lease.cursor.group.queue.process_latency.add(self.now - lease.last_at)
-        settling.finish(self, lease, ACKED)
+        settlement.finish(self, lease, ACKED)
 
     def finish_late(self, group: Group, name: bytes, token: Token, identity: str) -> bool:
         """Done, and nothing is known of the delivery: whether it counts all the same."""
-        return late.finish(self, group, name, token, identity)
+        return late_settlement.finish(self, group, name, token, identity)
 
     def retake(self, group: Group, name: bytes, token: Token, identity: str) -> Lease | None:
         """A delivery of which nothing is known, taken up again so that what is said of it counts."""
-        return late.retake(self, group, name, token, identity)
+        return late_settlement.retake(self, group, name, token, identity)
 
     def is_from_before(self, group: Group, name: bytes) -> bool:
         """Return whether the message is unsettled and an earlier run may have delivered it."""
-        return late.cursor_of(self, group, name) is not None
+        return late_settlement.cursor_of(self, group, name) is not None
 
     def is_forged(self, group: Group, name: bytes, token: Token, identity: str, known: bool) -> bool:
         """Return whether `token` was never issued to `identity` for the unsettled message called `name`."""
-        return late.is_forged(self, group, name, token, identity, known)
+        return late_settlement.is_forged(self, group, name, token, identity, known)
 
     def nack(self, lease: Lease, delay: float, description: str) -> None:
         """Failed: again after its backoff, or after `delay` seconds when that is not negative."""
         if lease.state != LEASED and 0 < lease.token < self.tokens.first:
             return  # it failed in an earlier life, and was counted then
-        settling.check_held(lease)
+        settlement.check_held(lease)
         lease.cursor.group.nacked += 1
         lease.description = description
-        settling.fail(self, lease, delay, True)
+        settlement.fail(self, lease, delay, True)
 
     def release(self, lease: Lease) -> None:
         """Given back unused: not a failure."""
-        settling.check_held(lease)
-        settling.release(self, lease)
+        settlement.check_held(lease)
+        settlement.release(self, lease)
 
     def extend(self, lease: Lease) -> None:
         """Still working: the deadline starts anew."""
-        settling.check_held(lease)
+        settlement.check_held(lease)
         queue = lease.cursor.group.queue
         queue.deadlines.remove(lease)
         lease.since = self.now
@@ -462,19 +469,19 @@ class Engine:
         if consumer is not None:
             consumer.active_at = self.now
             if consumer.stalled:
-                settling.sign_of_life(self, lease.cursor.group, consumer.identity)
+                settlement.sign_of_life(self, lease.cursor.group, consumer.identity)
 
     def bury(self, lease: Lease, reason: str, description: str) -> None:
         """Never again: to the dead letters, in one frame with its end here."""
-        settling.bury(self, lease, reason, description, True)
+        settlement.bury(self, lease, reason, description, True)
 
     def name_of(self, lease: Lease) -> bytes:
-        return settling.name_of(lease)
+        return settlement.name_of(lease)
 
     def after_settle(self, cursor: Cursor) -> None:
         """Something may go now that could not before: the next of its key, or what stood behind a gate."""
         if cursor.floor >= cursor.gate_mark:
-            settling.look_at_gates(self, cursor)
+            settlement.look_at_gates(self, cursor)
         consumer = cursor.consumer
         if consumer is not None and not consumer.is_hungry and cursor.has_more():
             consumer.is_hungry = True

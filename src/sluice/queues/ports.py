@@ -13,10 +13,10 @@ from mypy_extensions import i64, mypyc_attr
 from sluice.message import Message
 
 if TYPE_CHECKING:
-    from sluice.queues.cursor import Cursor
-    from sluice.queues.delivery import Lease
-    from sluice.queues.group import Group
-    from sluice.queues.owner import Owner
+    from sluice.queues.model.cursor import Cursor
+    from sluice.queues.model.delivery_lease import Lease
+    from sluice.queues.model.group import Group
+    from sluice.queues.compacted.owner import Owner
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -14,13 +14,13 @@ from mypy_extensions import i64
 from sluice.errors import InvalidQueueConfig, InvalidQueueName
 from sluice.queues.config import PARTITIONS, QueueConfig, check_new_bindings, read_config
 from sluice.queues.engine import Engine
-from sluice.queues.group import Group
-from sluice.queues.journal import ACKED
-from sluice.queues.ledger import ledger
+from sluice.queues.model.group import Group
+from sluice.queues.log.frame_builder import ACKED
+from sluice.queues.model.ledger import ledger
 from sluice.queues.names import fault_of_new_name
-from sluice.queues.queue import Queue
-from sluice.queues.rates import Rates, Sampler
-from sluice.queues.rules import Rules
+from sluice.queues.model.queue import Queue
+from sluice.queues.model.rates import Rates, Sampler
+from sluice.queues.model.queue_rules import Rules
 
 
 class Figures:

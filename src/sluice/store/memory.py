@@ -20,7 +20,7 @@ from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from sluice.errors import StoreError
-from sluice.store.pace import Pace
+from sluice.store.snapshot_policy import Pace
 from sluice.store.protocol import (
     HEADER_BYTES,
     MESSAGE,

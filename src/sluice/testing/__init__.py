@@ -9,7 +9,7 @@
 The fixture comes with the package: pytest finds it by itself.
 """
 
-from sluice.testing.broker import Kept, VirtualBroker
-from sluice.testing.time import VirtualTime
+from sluice.testing.virtual_broker import Kept, VirtualBroker
+from sluice.testing.virtual_time import VirtualTime
 
 __all__ = ["Kept", "VirtualBroker", "VirtualTime"]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar, get_type_hints
 
 from sluice.client import Delivery
-from sluice.client.payloads import Decoder, decoder_for
+from sluice.client.payload_codecs import Decoder, decoder_for
 from sluice.errors import ConfigError
-from sluice.worker.done import DoneLog
+from sluice.worker.idempotency import DoneLog
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -10,7 +10,7 @@ import pytest
 
 from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminStub
 from sluice.admin.grpc.server import GrpcServer, serve_grpc
-from tests.admin.living import Living, living
+from tests.admin.live_broker import Living, living
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from tests.admin.grpc.conftest import Door
-from tests.admin.living import Worker, publish
+from tests.admin.live_broker import Worker, publish
 
 
 async def bury(door: Door, *payloads: bytes, group: str = "team") -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from tests.admin.grpc.conftest import Door
-from tests.admin.living import Worker, publish
+from tests.admin.live_broker import Worker, publish
 
 
 async def make(door: Door, name: str = "jobs", **config: object) -> pb.Queue:
@@ -234,7 +234,7 @@ async def test_watching_gives_the_figures_at_once_and_each_second(door: Door) ->
 
 
 async def test_watching_begins_without_a_wait(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.admin.grpc.calls.WATCH_SECONDS", 3600.0)
+    monkeypatch.setattr("sluice.admin.grpc.servicer.WATCH_SECONDS", 3600.0)
     watch = door.admin.Watch(pb.WatchRequest())
     assert (await watch.read()).node.queues == 0
     watch.cancel()
@@ -251,8 +251,8 @@ async def test_who_watches_a_queue_that_is_not_there_sees_it_come(door: Door) ->
 async def test_who_watches_comes_again_after_a_while_and_says_again_who_it_is(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.admin.grpc.calls.WATCH_SECONDS", 0.01)
-    monkeypatch.setattr("sluice.admin.grpc.calls.LONGEST_SECONDS", 0.1)
+    monkeypatch.setattr("sluice.admin.grpc.servicer.WATCH_SECONDS", 0.01)
+    monkeypatch.setattr("sluice.admin.grpc.servicer.LONGEST_SECONDS", 0.1)
     async with asyncio.timeout(30):
         seen = [one.node.queues async for one in door.admin.Watch(pb.WatchRequest())]
     assert seen, "and then the call has ended well"

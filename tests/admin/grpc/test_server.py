@@ -19,12 +19,12 @@ from sluice.access.identity import Keyring
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminStub
 from sluice.admin.grpc.server import GrpcTls, serve_grpc
-from sluice.broker.listener import ListenerError
+from sluice.broker.net.listener import ListenerError
 from sluice.errors import ConfigError
 from tests.admin.grpc.conftest import Door
-from tests.admin.living import Living, living
+from tests.admin.live_broker import Living, living
 from tests.admin.rest.conftest import Tokens
-from tests.brokers import StartBroker
+from tests.support.broker_process import StartBroker
 
 
 async def test_a_free_port_is_taken_and_told(door: Door) -> None:
@@ -151,8 +151,8 @@ def channel_to(address: object, own: bool) -> grpc.aio.Channel:
 
 
 async def test_who_may_not_watch_any_more_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.admin.grpc.gate.AGAIN_SECONDS", 0.0)
-    monkeypatch.setattr("sluice.admin.grpc.calls.WATCH_SECONDS", 0.01)
+    monkeypatch.setattr("sluice.admin.grpc.interceptor.AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("sluice.admin.grpc.servicer.WATCH_SECONDS", 0.01)
     tokens = Tokens()
     async with living() as house:
         server = await serve_grpc(house.desk, Keyring(tokens), "127.0.0.1", 0, None)

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from sluice.access.identity import Identity, Keyring, Role
-from sluice.admin.thread import AdminDoors, AdminThread
-from sluice.notation import Address, parse_address
-from tests.admin.living import Living, Worker, living, publish
+from sluice.admin.server import AdminDoors, AdminThread
+from sluice.units import Address, parse_address
+from tests.admin.live_broker import Living, Worker, living, publish
 
 QUICK = {"retry_policy": {"max_retries": 0, "initial_backoff": "1ms"}}
 ANY_PORT = Address("127.0.0.1", 0)

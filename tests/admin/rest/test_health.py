@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from sluice.errors import NoRoom, StoreFailed
-from sluice.watermark import Watermark
+from sluice.process.memory_watermark import Watermark
 from tests.admin.rest.conftest import Door, OpenDoor
 
 
@@ -20,13 +20,13 @@ async def test_a_broker_that_answers_is_well(door: Door) -> None:
 
 
 async def test_a_broker_whose_loop_is_stuck_is_not_well(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.admin.rest.node.PULSE_SECONDS", 0.1)
+    monkeypatch.setattr("sluice.admin.rest.routes.node_routes.PULSE_SECONDS", 0.1)
     with ThreadPoolExecutor(1) as hands:
         asking = hands.submit(httpx.get, f"http://{door.address}/healthz", timeout=30)
         answer = asking.result(30)  # this loop is the broker's: it is held up until the answer is there
     assert answer.status_code == 503
     assert answer.json()["error"] == "busy"
-    monkeypatch.setattr("sluice.admin.rest.node.PULSE_SECONDS", 30.0)
+    monkeypatch.setattr("sluice.admin.rest.routes.node_routes.PULSE_SECONDS", 30.0)
     assert (await door.web.get("/healthz")).status_code == 200
 
 

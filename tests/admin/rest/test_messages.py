@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.admin.living import Worker, facts
+from tests.admin.live_broker import Worker, facts
 from tests.admin.rest.conftest import Door
 
 

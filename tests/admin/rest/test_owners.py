@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sluice.access.identity import Keyring
 from sluice.message import Message
-from tests.admin.living import Living
+from tests.admin.live_broker import Living
 from tests.admin.rest.conftest import Door, OpenDoor
 
 

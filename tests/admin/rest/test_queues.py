@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.admin.living import Worker, publish
+from tests.admin.live_broker import Worker, publish
 from tests.admin.rest.conftest import Door
 
 

@@ -17,15 +17,15 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from sluice.access.identity import Keyring
-from sluice.admin.desk import Desk
-from sluice.admin.grpc.calls import QueueAdmin
-from sluice.admin.grpc.gate import SERVICE, Gate
+from sluice.admin.loop_bridge import Desk
+from sluice.admin.grpc.servicer import QueueAdmin
+from sluice.admin.grpc.interceptor import SERVICE, Gate
 from sluice.admin.grpc.queue_admin_pb2_grpc import add_QueueAdminServicer_to_server
-from sluice.admin.grpc.relay import Relay
-from sluice.broker.listener import ListenerError
+from sluice.admin.forwarding.grpc_forwarding import Relay
+from sluice.broker.net.listener import ListenerError
 from sluice.cluster.directory import Directory
 from sluice.errors import ConfigError
-from sluice.notation import Address
+from sluice.units import Address
 
 REQUEST_BYTES: Final = 16 << 20  # a publish with its properties; what a queue takes is for the queue to say
 ANSWER_BYTES: Final = 64 << 20

@@ -14,26 +14,24 @@ from fastapi import FastAPI
 
 from sluice import __version__
 from sluice.access.identity import Keyring
-from sluice.admin.desk import Desk
-from sluice.admin.rest import (
-    bulk,
-    cluster,
-    dead_letters,
-    live,
-    messages,
-    node,
-    owners,
-    pages,
-    queues,
-    refusals,
-)
-from sluice.admin.rest.bulk import BulkDoor
-from sluice.admin.rest.gate import Gate
-from sluice.admin.rest.live import LiveFeed
-from sluice.admin.rest.relay import Relay
+from sluice.admin.loop_bridge import Desk
+from sluice.admin.rest import pages
+from sluice.admin.rest.routes import bulk_routes
+from sluice.admin.rest.routes import cluster_routes
+from sluice.admin.rest.routes import dead_letter_routes
+from sluice.admin.rest.routes import live_routes
+from sluice.admin.rest.routes import message_routes
+from sluice.admin.rest.routes import node_routes
+from sluice.admin.rest.routes import owner_routes
+from sluice.admin.rest.routes import queue_routes
+from sluice.admin.rest import errors
+from sluice.admin.rest.routes.bulk_routes import BulkDoor
+from sluice.admin.rest.middleware import Gate
+from sluice.admin.rest.routes.live_routes import LiveFeed
+from sluice.admin.forwarding.rest_forwarding import Relay
 from sluice.cluster.directory import Directory
 from sluice.errors import SluiceError
-from sluice.watermark import Watermark
+from sluice.process.memory_watermark import Watermark
 
 MAX_BODY: Final = 2_862_000  # a packet of the usual largest size as base64, and its frame
 
@@ -109,8 +107,8 @@ def make_app(
     app.state.live = LiveFeed(desk)
     app.state.directory = directory
     app.state.bulk = bulk_door if bulk_door is not None else BulkDoor()
-    refusals.install(app)
-    for routes in (queues, messages, dead_letters, owners, bulk, live, node, cluster):
+    errors.install(app)
+    for routes in (queue_routes, message_routes, dead_letter_routes, owner_routes, bulk_routes, live_routes, node_routes, cluster_routes):
         app.include_router(routes.router)
     pages.install(app)
     app.openapi = _documented(app)  # type: ignore[method-assign]

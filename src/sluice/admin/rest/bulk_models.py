@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final
 from fastapi import Path
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from sluice.admin import bulk_views
-from sluice.admin.rest.values import TIME_PATTERN, Moment, Whole, whole_segment
+from sluice.admin.bulk.bulk_service import bulk_views
+from sluice.admin.rest.params import TIME_PATTERN, Moment, Whole, whole_segment
 
 LONGEST_WAIT: Final = 300
 MOST_SEQUENCE: Final = 2**53

@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, BeforeValidator, WithJsonSchema
 from pydantic.fields import FieldInfo
 
-from sluice.admin.rest.values import DURATION_PATTERN
-from sluice.notation import parse_duration, show_duration
+from sluice.admin.rest.params import DURATION_PATTERN
+from sluice.units import parse_duration, show_duration
 from sluice.queues.config import QueueConfig
 
 NAME: dict[str, Any] = {

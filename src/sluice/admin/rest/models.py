@@ -19,7 +19,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from sluice.admin.rest.values import shown_time
+from sluice.admin.rest.params import shown_time
 
 
 def _text(value: bytes | None, info: ValidationInfo) -> str | None:

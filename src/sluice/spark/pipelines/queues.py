@@ -12,11 +12,11 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sluice.notation import path_segment
-from sluice.spark.door import Door, Where
-from sluice.spark.faults import InvalidOption, Refused
-from sluice.spark.pipelines.homes import homes_of, own
-from sluice.spark.pipelines.portions import COLUMNS, PORTION_BYTES, stream_of
+from sluice.units import path_segment
+from sluice.spark.http.bulk_client import Door, Where
+from sluice.spark.errors import InvalidOption, Refused
+from sluice.spark.pipelines.support.dead_letter_queues import homes_of, own
+from sluice.spark.pipelines.support.publish_batches import COLUMNS, PORTION_BYTES, stream_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,9 +20,9 @@ from mypy_extensions import i64
 
 from sluice.errors import StoreFailed, StoreUnreadable
 from sluice.store.embedded.files import Files
-from sluice.store.embedded.index import pieces, read_index
+from sluice.store.embedded.segment_index import pieces, read_index
 from sluice.store.embedded.layout import log_name
-from sluice.store.embedded.scan import SegmentScan
+from sluice.store.embedded.segment_scan import SegmentScan
 from sluice.store.protocol import HEADER_BYTES, MESSAGE, write_row
 
 WINDOW_BYTES: Final = 1 << 20

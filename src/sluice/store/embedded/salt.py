@@ -13,9 +13,9 @@ from typing import Final
 from mypy_extensions import i64
 
 from sluice.store.embedded.files import Files
-from sluice.store.embedded.frames import FRAME_BYTES, LIMIT, MAGIC_BYTES
+from sluice.store.embedded.frame_format import FRAME_BYTES, LIMIT, MAGIC_BYTES
 from sluice.store.embedded.layout import log_name
-from sluice.store.embedded.scan import SegmentScan
+from sluice.store.embedded.segment_scan import SegmentScan
 
 UNKNOWN: Final = -1
 _POLYNOMIAL: Final = 0x82F63B78  # CRC-32C, bits reversed

@@ -15,13 +15,13 @@ from mypy_extensions import i64
 
 from sluice.errors import StoreDamaged, StoreError, StoreNotOpened
 from sluice.store.embedded.files import Files
-from sluice.store.embedded.frames import FRAME_BYTES, LIMIT
+from sluice.store.embedded.frame_format import FRAME_BYTES, LIMIT
 from sluice.store.embedded.layout import LAYOUT, LOCK, Listing, read_layout, write_layout
 from sluice.store.embedded.reader import Reader, ReadRequest, ScanRequest
-from sluice.store.embedded.recovery import Recoverer
+from sluice.store.embedded.log_recovery import Recoverer
 from sluice.store.embedded.salt import UNKNOWN, find_salt, has_bytes
 from sluice.store.embedded.writer import BeginJob, CommitJob, SealJob, SnapshotJob, Writer
-from sluice.store.pace import Pace
+from sluice.store.snapshot_policy import Pace
 from sluice.store.protocol import Loader, Recovery
 
 

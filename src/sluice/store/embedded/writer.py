@@ -24,11 +24,11 @@ from mypy_extensions import i64
 
 from sluice.errors import StoreFailed
 from sluice.store.embedded.files import Files
-from sluice.store.embedded.frames import FRAME_BYTES, collect_rows, frame_head
-from sluice.store.embedded.index import write_index
+from sluice.store.embedded.frame_format import FRAME_BYTES, collect_rows, frame_head
+from sluice.store.embedded.segment_index import write_index
 from sluice.store.embedded.layout import Listing, index_name, log_name
-from sluice.store.embedded.recovery import Recovered
-from sluice.store.embedded.snapshot import write_snapshot
+from sluice.store.embedded.log_recovery import Recovered
+from sluice.store.embedded.snapshot_file import write_snapshot
 
 _LOOK_SECONDS: Final = 1.0  # between looks for room on the disk, while anything is written,
 _LOOK_BYTES: Final = 4 << 20  # or so many bytes

@@ -14,29 +14,29 @@ from redis.exceptions import RedisClusterException, RedisError
 
 from sluice.errors import StoreError, messages_by_queue
 from sluice.store.embedded.store import check_crc32c
-from sluice.store.meaning import Meaning
-from sluice.store.pace import Pace
+from sluice.store.changes import Meaning
+from sluice.store.snapshot_policy import Pace
 from sluice.store.protocol import Loader, Recovery
-from sluice.store.redis.composing import Composer
-from sluice.store.redis.faults import text_of
-from sluice.store.redis.frames import Parts, take_frame_apart
-from sluice.store.redis.health import advice
-from sluice.store.redis.index import Index
-from sluice.store.redis.keeper import LeaseKeeper
+from sluice.store.redis.log.plan_builder import Composer
+from sluice.store.redis.errors import text_of
+from sluice.store.redis.log.log_entries import Parts, take_frame_apart
+from sluice.store.redis.server_checks import advice
+from sluice.store.redis.log.address_index import Index
+from sluice.store.redis.ownership.lease_renewer import LeaseKeeper
 from sluice.store.redis.keys import Keys
-from sluice.store.redis.lease import Lease
-from sluice.store.redis.link import PatientLink, Server, patiently
-from sluice.store.redis.losses import LossDetector, Losses, queue_name, read_losses
+from sluice.store.redis.ownership.lease import Lease
+from sluice.store.redis.connection import PatientLink, Server, patiently
+from sluice.store.redis.log.frame_losses import LossDetector, Losses, queue_name, read_losses
 from sluice.store.redis.options import Options
-from sluice.store.redis.places import Places
-from sluice.store.redis.plan import ClusterScribe, Plan, Scribe, SingleScribe
-from sluice.store.redis.reader import Reader
-from sluice.store.redis.recovery import Recoverer
-from sluice.store.redis.segments import FRAME_GAP
-from sluice.store.redis.showing import Showing
-from sluice.store.redis.takeover import raise_fences, remove_torn
-from sluice.store.redis.views import Views
-from sluice.store.redis.writer import WriteJob, Writer
+from sluice.store.redis.partition_keys import Places
+from sluice.store.redis.log.write_plan import ClusterScribe, Plan, Scribe, SingleScribe
+from sluice.store.redis.log.reader import Reader
+from sluice.store.redis.log.log_recovery import Recoverer
+from sluice.store.redis.log.log_segments import FRAME_GAP
+from sluice.store.redis.views.maintenance import Showing
+from sluice.store.redis.ownership.takeover import raise_fences, remove_torn
+from sluice.store.redis.views.group_views import Views
+from sluice.store.redis.log.writer import WriteJob, Writer
 
 COUNTS_READS = (7, 0)  # from here on a group knows how many entries it has read
 _LIMIT = 0xF000_0000  # of a segment: an offset has 32 bits

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from sluice.markup import Markup, Piece, element
-from sluice.spark.pipelines.report.wording import count, lasting, mark, moment, short, utc
+from sluice.spark.pipelines.report.formatting import count, lasting, mark, moment, short, utc
 
 WIDTH: Final = 1040
 HEIGHT: Final = 220

@@ -11,8 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from sluice.markup import Markup, Piece, element
-from sluice.spark.faults import InvalidOption
-from sluice.spark.pipelines.report.wording import moment
+from sluice.spark.errors import InvalidOption
+from sluice.spark.pipelines.report.formatting import moment
 
 
 @dataclass(frozen=True)

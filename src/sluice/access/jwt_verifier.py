@@ -1,0 +1,133 @@
+"""Tokens that somebody else signs (RFC 7519), as an MQTT password or as a Bearer token.
+
+The kind of key decides which signatures are looked at: a secret takes HS256 alone, public keys RS256 and ES256 alone.
+What a token says of its own algorithm never picks the key, so a public key cannot be made to serve as a secret.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from sluice.access.watched_file import Watched
+from sluice.access.identity import Role, looks_like_jwt
+from sluice.access.settings import JwtSettings
+
+SHORTEST_SECRET: Final = 32  # bytes, RFC 7518 section 3.2
+_SECRET: Final = ["HS256"]
+_PUBLIC: Final = ["RS256", "ES256"]
+
+
+@dataclass(frozen=True)
+class Claims:
+    user: str
+    role: Role | None
+    client_id: str  # "": any
+    expires_at: float
+
+
+@dataclass(frozen=True)
+class _Key:
+    id: str
+    key: Any
+    algorithms: list[str]
+
+
+class JwtVerifier:
+    """Any thread may ask. A key file that changes is read again."""
+
+    def __init__(self, settings: JwtSettings) -> None:
+        self._settings = settings
+        path = settings.secret_file or settings.key_file
+        assert path is not None
+        self._keys: Watched[list[_Key]] = Watched(
+            Path(path), _read_secret if settings.secret_file is not None else _read_keys
+        )
+
+    def claims_of(self, text: str) -> Claims | None:
+        """What a token proves; None when it proves nothing, for whatever reason."""
+        settings = self._settings
+        if not looks_like_jwt(text):
+            return None
+        try:
+            wanted_id = jwt.get_unverified_header(text).get("kid")
+        except jwt.InvalidTokenError:
+            return None
+        for one in self._keys.current():
+            if one.id and wanted_id and one.id != wanted_id:
+                continue
+            try:
+                found = jwt.decode(
+                    text,
+                    one.key,
+                    algorithms=one.algorithms,
+                    issuer=settings.issuer or None,
+                    audience=settings.audience or None,
+                    leeway=settings.leeway,
+                    options={"require": ["exp"], "verify_aud": bool(settings.audience)},
+                )
+            except jwt.InvalidTokenError:
+                continue
+            except (TypeError, ValueError):  # a key of another kind than the signature
+                continue
+            return self._read_claims(found)
+        return None
+
+    def _read_claims(self, found: dict[str, Any]) -> Claims | None:
+        settings = self._settings
+        user = found.get(settings.user_claim)
+        if not isinstance(user, str) or not user:
+            return None
+        role: Role | None = None
+        word = found.get(settings.role_claim)
+        if isinstance(word, str):
+            try:
+                role = Role.of(word)
+            except ValueError:
+                role = None  # a role of somebody else's making is no role here
+        client_id = found.get(settings.client_claim, "") if settings.client_claim else ""
+        if not isinstance(client_id, str):
+            return None
+        return Claims(user, role, client_id, float(found["exp"]) + settings.leeway)
+
+
+def _read_secret(text: str) -> list[_Key]:
+    secret = text.strip().encode()
+    if len(secret) < SHORTEST_SECRET:
+        raise ValueError(
+            f"the secret has fewer than {SHORTEST_SECRET} bytes: make one with `openssl rand -hex 32`"
+        )
+    return [_Key("", secret, _SECRET)]
+
+
+def _read_keys(text: str) -> list[_Key]:
+    if text.lstrip().startswith("{"):
+        try:
+            listed = json.loads(text).get("keys", [])
+            found = [_read_jwk(one) for one in listed]
+        except (jwt.PyJWTError, ValueError, AttributeError, TypeError):
+            raise ValueError("it is not a JWKS of RSA and P-256 keys") from None
+        keys = [one for one in found if one is not None]
+        if not keys:
+            raise ValueError("it has no RSA or P-256 key for signatures")
+        return keys
+    try:
+        key = load_pem_public_key(text.encode())
+    except (ValueError, UnsupportedAlgorithm):
+        raise ValueError("it is neither a PEM public key nor a JWKS") from None
+    return [_Key("", key, _PUBLIC)]
+
+
+def _read_jwk(given: dict[str, Any]) -> _Key | None:
+    """A key of a set; None for one that is not for verifying what we verify."""
+    kind, curve = given.get("kty"), given.get("crv")
+    algorithm = "RS256" if kind == "RSA" else "ES256" if kind == "EC" and curve == "P-256" else ""
+    if not algorithm or given.get("use", "sig") != "sig" or given.get("alg", algorithm) != algorithm:
+        return None
+    return _Key(str(given.get("kid", "")), jwt.PyJWK(given, algorithm).key, [algorithm])

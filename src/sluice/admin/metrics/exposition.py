@@ -1,0 +1,298 @@
+"""/metrics: the figures of the broker as Prometheus reads them, in its text format 0.0.4.
+
+The copy of the figures is made on the broker's loop (`figures.py`), everything else on the asker's. The lines are
+written here and not by prometheus_client, which takes twenty times as long for ten thousand queues and would hold the
+interpreter away from MQTT meanwhile; it tells the figures of the process, and its parser judges ours in the tests.
+
+A queue's histograms appear with its first delivery and its first ack. Names are a promise: dashboards know them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from itertools import accumulate, chain
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+
+from sluice.admin.loop_bridge import Desk
+from sluice.admin.metrics.metrics_snapshot import Figures, GroupFigures, QueueFigures, Tally
+from sluice.admin.service import AdminService
+from sluice.admin.views import NodeView, StoreGroupView, StoreView
+from sluice.metrics import LATENCY_BOUNDS
+from sluice.process.memory_watermark import Watermark
+
+LINES_AT_ONCE: Final = 2000  # written before other askers get their turn
+
+# Name, type, help, and the figure.
+BROKER: Final[tuple[tuple[str, str, str, str], ...]] = (
+    ("mqtt_broker_connections", "gauge", "Open connections.", "connections"),
+    ("mqtt_broker_connections_opened_total", "counter", "Connections that were opened.", "connections_opened"),
+    ("mqtt_broker_connections_refused_total", "counter", "CONNECTs that were refused.", "connections_refused"),
+    ("mqtt_broker_clients_connected", "gauge", "Clients that have said CONNECT.", "clients_connected"),
+    ("mqtt_broker_sessions", "gauge", "Sessions, of clients connected and not.", "sessions"),
+    ("mqtt_broker_sessions_expired_total", "counter", "Sessions whose client came back too late.", "sessions_expired"),
+    ("mqtt_broker_subscriptions", "gauge", "Subscriptions to plain topics.", "subscriptions"),
+    ("mqtt_broker_shared_subscriptions", "gauge", "Shared subscriptions among them.", "shared_subscriptions"),
+    ("mqtt_broker_retained_messages", "gauge", "Retained messages.", "retained_messages"),
+    ("mqtt_broker_retained_bytes", "gauge", "Bytes of retained messages.", "retained_bytes"),
+    ("mqtt_broker_packets_received_total", "counter", "MQTT packets from clients.", "packets_received"),
+    ("mqtt_broker_packets_sent_total", "counter", "MQTT packets to clients.", "packets_sent"),
+    ("mqtt_broker_bytes_received_total", "counter", "Bytes from clients.", "bytes_received"),
+    ("mqtt_broker_bytes_sent_total", "counter", "Bytes to clients.", "bytes_sent"),
+    ("mqtt_broker_publishes_received_total", "counter", "PUBLISH packets from clients.", "publishes_received"),
+    ("mqtt_broker_publishes_sent_total", "counter", "PUBLISH packets to clients.", "publishes_sent"),
+    (
+        "mqtt_broker_publishes_dropped_total",
+        "counter",
+        "Messages that a receiver could not take: too slow, too small, or expired.",
+        "publishes_dropped",
+    ),
+    ("mqtt_broker_publish_bytes_received_total", "counter", "Payload bytes from clients.", "publish_bytes_received"),
+    ("mqtt_broker_publish_bytes_sent_total", "counter", "Payload bytes to clients.", "publish_bytes_sent"),
+    ("mqtt_broker_protocol_violations_total", "counter", "Connections that broke MQTT's rules.", "protocol_violations"),
+    (
+        "mqtt_broker_wrong_tokens_total",
+        "counter",
+        "Settlements with a delivery token that the client was not given.",
+        "wrong_tokens",
+    ),
+    ("mqtt_ecq_owners", "gauge", "Owners of exclusive queues.", "ecq_owners"),
+    ("mqtt_ecq_values", "gauge", "Values that are kept for them: one for each key.", "ecq_values"),
+    ("mqtt_ecq_writes_total", "counter", "Values written to exclusive queues.", "ecq_writes"),
+    ("mqtt_ecq_replaced_total", "counter", "Values that a younger one of their key replaced.", "ecq_replaced"),
+    ("mqtt_ecq_deliveries_total", "counter", "Values that were sent to their owners.", "ecq_deliveries"),
+    ("mqtt_ecq_acks_total", "counter", "Values that their owners acknowledged.", "ecq_acks"),
+    ("mqtt_ecq_aged_total", "counter", "Values that were removed as too old.", "ecq_aged"),
+)  # fmt: skip
+
+QUEUE: Final[tuple[tuple[str, str, str, Callable[[QueueFigures], int]], ...]] = (
+    ("mqtt_queue_depth", "gauge", "Messages that some group has still to settle.", lambda one: one.depth),
+    ("mqtt_queue_max_depth", "gauge", "Depth at which the queue is full.", lambda one: one.max_depth),
+    ("mqtt_queue_bytes", "gauge", "Bytes that the store keeps of the queue's messages.", lambda one: one.bytes),
+    ("mqtt_queue_enqueue_total", "counter", "Messages that were enqueued.", lambda one: one.enqueued),
+    ("mqtt_queue_dequeue_total", "counter", "Deliveries to consumers, retries among them.", lambda one: one.dequeued),
+    ("mqtt_queue_ack_total", "counter", "Deliveries that were acked.", lambda one: one.acked),
+    ("mqtt_queue_nack_total", "counter", "Deliveries that were nacked.", lambda one: one.nacked),
+    ("mqtt_queue_retry_total", "counter", "Failures after which a message is tried again.", lambda one: one.retried),
+    ("mqtt_queue_redelivery_total", "counter", "Deliveries that were not the first.", lambda one: one.redelivered),
+    ("mqtt_queue_duplicate_total", "counter", "Publishes of a message-id that was known.", lambda one: one.duplicates),
+    ("mqtt_queue_refused_total", "counter", "Publishes that were refused.", lambda one: one.refused),
+)  # fmt: skip
+
+GROUP: Final[tuple[tuple[str, str, str, Callable[[GroupFigures], int]], ...]] = (
+    ("mqtt_queue_active_consumers", "gauge", "Members of a group.", lambda one: one.consumers),
+    ("mqtt_queue_lag", "gauge", "Messages that a group has still to settle.", lambda one: one.lag),
+    ("mqtt_queue_group_enqueued_total", "counter", "Messages that a group had to settle.", lambda one: one.enqueued),
+)  # fmt: skip
+
+CLUSTER: Final = (
+    ("sluice_cluster_nodes", "Nodes that this one sees.", "nodes"),
+    ("sluice_cluster_cells", "Cells that are open here.", "cells"),
+    ("sluice_cluster_cells_moving", "Cells of the cluster that are not where they should be.", "moving"),
+)
+
+STATES: Final[tuple[tuple[str, Callable[[GroupFigures], int]], ...]] = (
+    ("waiting", lambda one: one.waiting),
+    ("delivered", lambda one: one.delivered),
+    ("retrying", lambda one: one.retrying),
+)
+OUTCOMES: Final[tuple[tuple[str, Callable[[GroupFigures], int]], ...]] = (
+    ("acked", lambda one: one.acked),
+    ("dead", lambda one: one.dead),
+    ("expired", lambda one: one.expired),
+    ("purged", lambda one: one.purged),
+)
+
+_LE: Final = tuple(f',le="{bound}"}} ' for bound in (*LATENCY_BOUNDS, "+Inf"))
+
+_TALLIES: Final[WeakKeyDictionary[Desk, Tally]] = WeakKeyDictionary()  # one for each broker that is asked
+
+_PROCESS: Final = CollectorRegistry()
+ProcessCollector(registry=_PROCESS)
+PlatformCollector(registry=_PROCESS)
+
+
+async def exposition(desk: Desk, watermark: Watermark) -> bytes:
+    """The whole page."""
+    tally = _TALLIES.setdefault(desk, Tally())
+    node, figures = await desk.ask(lambda service: _ask(service, tally))
+    store = await desk.ask(lambda service: service.recent_store())
+    lines: list[str] = []
+    written: list[bytes] = []
+    for line in chain(_lines(node, figures), _memory_lines(watermark), _store_lines(store)):
+        lines.append(line)
+        if len(lines) >= LINES_AT_ONCE:
+            written.append("".join(lines).encode())
+            lines.clear()
+            await asyncio.sleep(0)
+    written.append("".join(lines).encode())
+    written.append(generate_latest(_PROCESS))
+    return b"".join(written)
+
+
+async def _ask(service: AdminService, tally: Tally) -> tuple[NodeView, Figures]:
+    return await service.node(), await service.figures(tally)
+
+
+def _lines(node: NodeView, figures: Figures) -> Iterator[str]:
+    yield from _about(node, figures)
+    yield from _cluster_lines(figures.cluster)
+    for name, kind, help_text, key in BROKER:
+        yield _head(name, kind, help_text)
+        yield f"{name} {figures.broker[key]}\n"
+    queues = [(f'{{queue="{escape(queue.name)}"', queue) for queue in figures.queues]
+    for name, kind, help_text, figure in QUEUE:
+        yield _head(name, kind, help_text)
+        for label, queue in queues:
+            yield f"{name}{label}}} {figure(queue)}\n"
+    yield _head("mqtt_queue_dlq_total", "counter", "Messages that died, by reason.")
+    for label, queue in queues:
+        for reason, count in queue.dead.items():
+            yield f'mqtt_queue_dlq_total{label},reason="{escape(reason)}"}} {count}\n'
+    yield from _group_lines(queues, figures.now)
+    name = "mqtt_queue_delivery_latency_seconds"
+    yield _head(name, "histogram", "From enqueueing to the first delivery.")
+    for label, queue in queues:
+        yield from _histogram(name, label, queue.delivery_counts, queue.delivery_seconds)
+    name = "mqtt_queue_process_latency_seconds"
+    yield _head(name, "histogram", "From a delivery to its ack.")
+    for label, queue in queues:
+        yield from _histogram(name, label, queue.process_counts, queue.process_seconds)
+
+
+def _about(node: NodeView, figures: Figures) -> Iterator[str]:
+    yield _head("sluice_info", "gauge", "1, and what is running.")
+    facts = (("version", node.version), ("build", node.build), ("store", node.store), ("node", node.name))
+    yield "sluice_info{" + ",".join(f'{name}="{escape(value)}"' for name, value in facts) + "} 1\n"
+    for name, help_text, value in (
+        ("sluice_uptime_seconds", "Since the broker was started.", figures.uptime),
+        ("sluice_queues", "Queues, dead-letter queues among them.", len(figures.queues)),
+        ("sluice_store_segments", "Segments of the log that the store keeps.", len(figures.segments)),
+        ("sluice_store_bytes", "Bytes of those segments.", sum(figures.segments.values())),
+        (
+            "sluice_store_losses_unconfirmed",
+            "Stores (one for each cell) with lost frames that no operator has confirmed.",
+            node.losses,
+        ),
+        (
+            "sluice_scrape_seconds",
+            "Of the broker's loop that this copy of its figures took.",
+            figures.seconds,
+        ),
+        ("sluice_scrape_longest_slice_seconds", "The longest that MQTT waited for it.", figures.longest),
+    ):
+        yield _head(name, "gauge", help_text)
+        yield f"{name} {value}\n"
+
+
+def _memory_lines(watermark: Watermark) -> Iterator[str]:
+    for name, kind, help_text, value in (
+        ("sluice_memory_bytes", "gauge", "Memory of the process, without pages of files.", watermark.used),
+        (
+            "sluice_memory_limit_bytes",
+            "gauge",
+            "Above it messages are refused; 0: no limit.",
+            watermark.limit,
+        ),
+        (
+            "sluice_memory_refused_total",
+            "counter",
+            "Messages and uploads that were refused because memory was above its limit.",
+            watermark.refused,
+        ),
+    ):
+        yield _head(name, kind, help_text)
+        yield f"{name} {value}\n"
+
+
+STORE_GROUP: Final[tuple[tuple[str, str, Callable[[StoreGroupView], int]], ...]] = (
+    ("sluice_redis_pending", "Deliveries under way, as the store shows them.", lambda group: group.pending),
+    ("sluice_redis_consumers", "Consumers that the store knows of.", lambda group: group.consumers),
+    ("sluice_redis_lag", "Messages not delivered yet, as the store shows them.", lambda group: group.lag),
+    ("sluice_redis_retrying", "Deliveries that wait for their retry.", lambda group: group.retrying),
+)
+
+
+def _store_lines(store: StoreView) -> Iterator[str]:
+    """What a store that others can look into says by itself."""
+    yield _head("sluice_store_up", "gauge", "1: the store takes writes and answers.")
+    yield f"sluice_store_up {int(store.healthy)}\n"
+    yield _head(
+        "sluice_store_frames_lost_total", "counter", "Frames that the store had confirmed and has lost."
+    )
+    yield f"sluice_store_frames_lost_total {store.frames_lost}\n"
+    if not store.queues:
+        return
+    labelled = [(f'{{queue="{escape(queue.name)}"', queue) for queue in store.queues]
+    yield _head("sluice_redis_stream_length", "gauge", "Entries of a queue's streams.")
+    for label, queue in labelled:
+        yield f"sluice_redis_stream_length{label}}} {queue.length}\n"
+    yield _head("sluice_redis_messages_total", "counter", "What became of messages, as the store counts.")
+    for label, queue in labelled:
+        for what, count in queue.counters.items():
+            yield f'sluice_redis_messages_total{label},what="{what}"}} {count}\n'
+    for name, help_text, figure in STORE_GROUP:
+        yield _head(name, "gauge", help_text)
+        for label, queue in labelled:
+            for group in queue.groups:
+                yield f'{name}{label},group="{escape(group.name)}"}} {figure(group)}\n'
+
+
+def _cluster_lines(cluster: dict[str, int]) -> Iterator[str]:
+    """Nothing for a broker that is alone."""
+    for name, help_text, key in CLUSTER:
+        if key in cluster:
+            yield _head(name, "gauge", help_text)
+            yield f"{name} {cluster[key]}\n"
+
+
+def _group_lines(queues: list[tuple[str, QueueFigures]], now: float) -> Iterator[str]:
+    groups = [
+        (f'{label},group="{escape(group.name)}"', group) for label, queue in queues for group in queue.groups
+    ]
+    for name, kind, help_text, figure in GROUP:
+        yield _head(name, kind, help_text)
+        for label, group in groups:
+            yield f"{name}{label}}} {figure(group)}\n"
+    name = "mqtt_queue_oldest_seconds"
+    yield _head(
+        name, "gauge", "Age of the oldest message that a group has not settled; 0 when there is none."
+    )
+    for label, group in groups:
+        yield f"{name}{label}}} {max(0.0, now - group.oldest) if group.oldest else 0.0:.3f}\n"
+    name = "mqtt_queue_group_messages"
+    yield _head(name, "gauge", "Messages that a group has still to settle, by state.")
+    for label, group in groups:
+        for word, figure in STATES:
+            yield f'{name}{label},state="{word}"}} {figure(group)}\n'
+    name = "mqtt_queue_group_settled_total"
+    yield _head(name, "counter", "Messages that a group is done with, by outcome.")
+    for label, group in groups:
+        for word, figure in OUTCOMES:
+            yield f'{name}{label},outcome="{word}"}} {figure(group)}\n'
+
+
+def _histogram(name: str, label: str, counts: list[int], total: float) -> Iterator[str]:
+    """One line for each bound, everything up to it counted; nothing when nothing was measured."""
+    if not counts:
+        return
+    start = f"{name}_bucket{label}"
+    reached = 0
+    for le, reached in zip(_LE, accumulate(counts), strict=True):
+        yield f"{start}{le}{reached}\n"
+    yield f"{name}_count{label}}} {reached}\n"
+    yield f"{name}_sum{label}}} {total}\n"
+
+
+def _head(name: str, kind: str, help_text: str) -> str:
+    return f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n"
+
+
+def escape(text: str) -> str:
+    """A label's value. Most need nothing."""
+    if "\\" in text or '"' in text or "\n" in text:
+        return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return text

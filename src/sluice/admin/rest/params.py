@@ -1,0 +1,194 @@
+"""The kinds of values that callers write into paths, queries and bodies, each with its reader and its OpenAPI schema.
+
+One object is both, so that what the documentation promises is what is let in. A refusal says the whole range, whatever
+was wrong with the value: `must be a whole number from 1 to 1000`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+from urllib.parse import unquote
+
+from fastapi import Path
+from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from sluice.units import parse_duration, path_segment, show_duration
+from sluice.queues.bulk.start_position import time_of
+
+LATEST: Final = 253_402_300_799.0  # the last second that a date of four digits can name
+LONGEST_NAME: Final = 1024
+TIME_PATTERN: Final = (
+    r"@[0-9]{1,10}|(19[7-9][0-9]|2[0-9]{3})-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
+    r"T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z"
+)
+DURATION_PATTERN: Final = r"^(0|[0-9]+(\.[0-9]+)?(ms|s|m|h|d))$"
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number in a closed range; in a query it is text."""
+
+    low: int
+    high: int
+
+    def read(self, value: object) -> int:
+        if isinstance(value, str) and len(value) <= 20:
+            digits = value.removeprefix("-")
+            if digits.isascii() and digits.isdigit():
+                value = int(value)
+        elif isinstance(value, float) and value.is_integer():
+            value = int(value)  # JSON knows one kind of number: 5.0 is 5
+        if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
+            raise ValueError(f"must be a whole number from {self.low} to {self.high}")
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.read)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
+
+@dataclass(frozen=True)
+class Lasting:
+    """A duration in its notation, as seconds."""
+
+    low: float
+    high: float
+
+    def read(self, value: object) -> float:
+        if not isinstance(value, str):
+            raise ValueError(f'must be a duration such as "5s", from {self._range()}')
+        try:
+            seconds = parse_duration(value)
+        except ValueError as fault:
+            raise ValueError(f"{fault}; from {self._range()}") from None
+        if not self.low <= seconds <= self.high:
+            raise ValueError(f"must be from {self._range()}")
+        return seconds
+
+    def _range(self) -> str:
+        return f"{show_duration(self.low)} to {show_duration(self.high)}"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.read)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"type": "string", "pattern": DURATION_PATTERN, "examples": ["5s"]}
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text that an MQTT packet can carry: no zero character, and not more than so many bytes (section 1.5.4)."""
+
+    most: int = 65_535
+    without: str = ""
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise ValueError("must be text")
+        if any(character in value for character in "\0" + self.without):
+            raise ValueError(f"must be text without {' '.join(['the zero character', *self.without])}")
+        if len(value.encode(errors="replace")) > self.most:
+            raise ValueError(f"must be text of {self.most} bytes or less")
+        return _whole_text(value)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.read)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"type": "string", "maxLength": self.most, "pattern": rf"^[^\x00{self.without}]*$"}
+
+
+def _whole_text(value: str) -> str:
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError("must be text without lone surrogates")
+    return value
+
+
+WholeText = Annotated[str, AfterValidator(_whole_text)]  # JSON can spell text that no UTF-8 can hold
+
+
+class Moment:
+    """A time, ISO 8601 or `@` and seconds since 1970, as seconds since 1970; the empty text is no time."""
+
+    def read(self, value: object) -> float:
+        try:
+            if not isinstance(value, str):
+                raise ValueError
+            if value == "":
+                return 0.0
+            moment = float(value[1:]) if value.startswith("@") else time_of(value)
+            if not 0.0 <= moment <= LATEST:
+                raise ValueError
+        except (ValueError, OverflowError):
+            raise ValueError(
+                "must be a time from 1970 to 9999, such as 2030-01-31T12:00:00Z or @1900000000"
+            ) from None
+        return moment
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.read)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"type": "string", "pattern": f"^(|{TIME_PATTERN})$", "examples": ["2030-01-31T12:00:00Z"]}
+
+
+def one_level(segment: str) -> str:
+    """A segment of a path as it was sent, made safe for routing: whatever is not a slash stands for itself. The router
+    splits at slashes, so those that belong to a name stay encoded until `whole_segment` reads them."""
+    return path_segment(unquote(segment, errors="replace")) if "%" in segment else segment
+
+
+def whole_segment(value: object) -> str:
+    return unquote(str(value), errors="replace")
+
+
+def queue_name(value: object) -> str:
+    """A queue as it is written in a path: `tasks%2Fimage`, `tasks$image`, `$queue$tasks$image` are all tasks/image."""
+    name = plain_name(whole_segment(value))
+    if len(name.encode()) > LONGEST_NAME:
+        raise ValueError(f"must be a queue's name of at most {LONGEST_NAME} bytes")
+    return name
+
+
+def plain_name(text: str) -> str:
+    """The same in a query, where nothing is left to decode."""
+    return text.removeprefix("$queue$").removeprefix("$queue/").replace("$", "/")
+
+
+def shown_time(seconds: float) -> str | None:
+    """ISO 8601 in UTC with milliseconds; None for never."""
+    if seconds <= 0.0:
+        return None
+    return datetime.fromtimestamp(min(seconds, LATEST), UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+
+
+QueueName = Annotated[
+    str,
+    BeforeValidator(queue_name),
+    Path(
+        description="Name of the queue, percent-encoded or with `$` for `/`: `tasks%2Fimage`, `tasks$image`",
+        examples=["tasks$image"],
+        json_schema_extra={"minLength": 1, "maxLength": LONGEST_NAME, "pattern": r"^[^/+#$]+(\$[^/+#$]+)*$"},
+    ),
+]
+GroupName = Annotated[
+    str, BeforeValidator(whole_segment), Path(description="Name of the consumer group", examples=["workers"])
+]
+MessageId = Annotated[
+    str,
+    BeforeValidator(whole_segment),
+    Path(description="Id of the message, the publisher's own or one made here", examples=["a-1f"]),
+]

@@ -1,0 +1,95 @@
+"""The route that shows the cluster: nodes, cells, who holds them and where they go."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from sluice.admin.rest.models import Time
+from sluice.admin.rest.errors import answers
+from sluice.admin.rest.params import plain_name
+from sluice.cluster.directory import Directory
+
+router = APIRouter(prefix="/api/v1", tags=["node"])
+
+
+class ClusterNode(BaseModel):
+    id: str = Field(description="Of this incarnation: after a restart it is another one")
+    name: str
+    started_at: Time
+    link: str = Field(description="Where the other nodes reach it")
+    mqtt: str
+    http: str
+    grpc: str
+    cells: int = Field(description="How many it holds")
+    suspected_by: list[str] = Field(description="Nodes that do not hear it")
+
+
+class ClusterCell(BaseModel):
+    cell: int
+    node: str = Field(description="Who holds it; empty: nobody who lives")
+    wanted: str = Field(description="Who should: another one while it moves")
+
+
+class QueuePlace(BaseModel):
+    queue: str
+    cell: int
+    node: str
+
+
+class Cluster(BaseModel):
+    """Without a cluster: `enabled` false, and nothing else."""
+
+    enabled: bool
+    name: str = ""
+    me: str = Field(
+        default="", description="Name of the node that answers; empty while it is not in the cluster"
+    )
+    nodes: list[ClusterNode] = []
+    cells: list[ClusterCell] = []
+    moving: int = Field(default=0, description="Cells that are not yet where they should be")
+    place: QueuePlace | None = Field(default=None, description="Of the queue that was asked for")
+
+
+class ClusterQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    queue: str = Field(default="", description="Say which node has this queue, whether it is there or not")
+
+
+@router.get("/cluster", response_model=Cluster, responses=answers())
+async def show_cluster(request: Request, query: Annotated[ClusterQuery, Query()]) -> Cluster:
+    """The nodes, the cells that queues and sessions lie in, who holds each and who should."""
+    directory: Directory | None = request.app.state.directory
+    if directory is None:
+        return Cluster(enabled=False)
+    nodes, cells = directory.node_states(), directory.cell_states()
+    place = None
+    if query.queue:
+        name = plain_name(query.queue)
+        cell = directory.cell_of_queue(name)
+        place = QueuePlace(queue=name, cell=cell, node=cells[cell].node)
+    return Cluster(
+        enabled=True,
+        name=directory.name,
+        me=directory.my_name,
+        nodes=[
+            ClusterNode(
+                id=one.node.id,
+                name=one.node.name,
+                started_at=one.node.started_at,  # type: ignore[arg-type]
+                link=one.node.link,
+                mqtt=one.node.mqtt,
+                http=one.node.http,
+                grpc=one.node.grpc,
+                cells=one.cells,
+                suspected_by=one.suspected_by,
+            )
+            for one in nodes
+        ],
+        cells=[ClusterCell(cell=one.cell, node=one.node, wanted=one.wanted) for one in cells],
+        moving=sum(one.is_moving for one in cells),
+        place=place,
+    )

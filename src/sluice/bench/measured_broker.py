@@ -1,0 +1,164 @@
+"""The broker that is measured: one of our own in a process and a directory of its own, or one that runs already."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import sluice
+from sluice.bench.procfs import Busy, Sample, cpu_of, memory_of
+from sluice.bench.workload import Address
+from sluice.errors import SluiceError
+
+START_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 20.0
+
+
+class BenchError(SluiceError):
+    """The benchmark could not be carried out."""
+
+
+class NotReachable(BenchError):
+    """Nobody answers at the address."""
+
+
+@dataclass(frozen=True)
+class Target:
+    address: Address
+    pid: int | None = None  # None: its CPU and memory cannot be seen
+
+    def sample(self) -> Sample:
+        pid = self.pid
+        return Sample(
+            time.monotonic(),
+            None if pid is None else cpu_of(pid),
+            None if pid is None else memory_of(pid),
+            Busy.now(),
+        )
+
+
+def read_address(url: str) -> Address:
+    parts = urlsplit(url if "://" in url else f"mqtt://{url}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or port == -1:
+        raise ValueError("not the MQTT address of a broker")
+    return Address(
+        parts.hostname,
+        port or (8883 if parts.scheme == "mqtts" else 1883),
+        parts.scheme == "mqtts",
+        unquote(parts.username) if parts.username else None,
+        unquote(parts.password) if parts.password else None,
+    )
+
+
+def same_build() -> dict[str, str]:
+    """The environment in which a child has the very Sluice that this process has, and none of the caller's settings
+    for another broker."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+    return {**kept, "PYTHONPATH": str(Path(sluice.__file__).parents[1])}
+
+
+@contextmanager
+def scratch(parent: Path | None) -> Iterator[Path]:
+    """A directory of our own on the disk that is to be measured, gone afterwards; what it was made in stays."""
+    place = parent or Path.cwd()
+    made: list[Path] = []
+    try:
+        while not place.exists():
+            made.append(place)
+            place = place.parent
+        if made:
+            made[0].mkdir(parents=True)
+        folder = Path(tempfile.mkdtemp(prefix="sluice-bench-", dir=made[0] if made else place))
+    except OSError as fault:
+        raise BenchError(
+            f"cannot make a directory in {parent or place}: {fault.strerror}",
+            "Name one on the disk to be measured with --data",
+        ) from None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        for each in made:
+            try:
+                each.rmdir()
+            except OSError:
+                break
+
+
+@contextmanager
+def own_broker(folder: Path, durability: str) -> Iterator[Target]:
+    """`sluice serve` as it comes, on free ports of loopback. It has a session of its own: Ctrl-C reaches this process
+    alone, which then stops it."""
+    log = folder / "broker.log"
+    config = folder / "sluice.toml"
+    config.write_text(
+        f'[[queues.templates]]\nmatch = "bench/#"\nconfig = {{ performance = {{ durability = "{durability}" }} }}\n'
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "sluice",
+        "serve",
+        "--config",
+        str(config),
+        "--data",
+        str(folder / "data"),
+    ]
+    for listener in ("--mqtt", "--http", "--grpc"):
+        command += [listener, "127.0.0.1:0"]
+    with log.open("ab") as errors:
+        process = subprocess.Popen(
+            [*command, "--log-level", "warning"],
+            cwd=folder,
+            env=same_build(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
+    try:
+        host, _, port = _ready(process, log)["mqtt"].rpartition(":")
+        yield Target(Address(host, int(port)), process.pid)
+    finally:
+        end(process)
+        shutil.rmtree(folder / "data", ignore_errors=True)
+
+
+def _ready(process: subprocess.Popen[bytes], log: Path) -> dict[str, str]:
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        line = process.stdout.readline().decode() if selector.select(START_SECONDS) else ""
+    if " ready " not in line:
+        said = log.read_text(errors="replace").strip().splitlines()
+        raise BenchError("the broker did not start" + (f": {said[-1]}" if said else ""))
+    return dict(fact.split("=", 1) for fact in line.split() if "=" in fact)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Politely, then firmly."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            stream.close()

@@ -1,0 +1,80 @@
+"""`$admin/queue/...`: queues made, changed and watched by clients that speak nothing but MQTT.
+
+$admin/queue/create          publish a configuration (JSON, with its name)
+$admin/queue/<q>/config      publish what is to change (JSON)
+$admin/queue/<q>/stats       subscribe: the queue's figures as JSON, each second while somebody watches
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from sluice.broker.namespaces.queues.handler import QueueDoor
+from sluice.broker.namespaces.responses import refuse_queue
+from sluice.broker.router import Router
+from sluice.broker.scheduler import Scheduler
+from sluice.clock import Deadline
+from sluice.errors import InvalidQueueConfig, InvalidQueueName
+from sluice.queues.config import MAX_CONFIG_BYTES
+from sluice.wire.packets import Publish
+
+PREFIX: Final = b"$admin/"
+STATS_SECONDS: Final = 1.0
+
+
+class AdminTopics(Deadline):
+    def __init__(self, router: Router, door: QueueDoor, scheduler: Scheduler) -> None:
+        self._router = router
+        self._door = door
+        self._scheduler = scheduler
+        self._watched: bool = False
+
+    def publish(self, topic: bytes, payload: bytes) -> None:
+        """Carry out what a publish to `$admin/...` asks for. Refusals are raised."""
+        levels = topic.decode().split("/")
+        if levels[1:] == ["queue", "create"]:
+            config = _json(payload)
+            refuse_queue(config)
+            queue = self._door.service.create(config)
+            self._door.appeared(queue)
+        elif len(levels) > 3 and levels[1] == "queue" and levels[-1] == "config":
+            name = "/".join(levels[2:-1])
+            self._door.service.configure(name, _json(payload))
+            self._door.bindings_changed()
+        else:
+            raise InvalidQueueName(
+                topic.decode(), "publish to $admin/queue/create, or to $admin/queue/<queue>/config"
+            )
+
+    def watch(self) -> None:
+        """Somebody has subscribed to something under `$admin/`."""
+        if not self._watched:
+            self._watched = True
+            self._scheduler.wake_at(self._router.turn.now + STATS_SECONDS, self)
+
+    def due(self, now: float) -> float:
+        """Tell the figures of each queue that is watched; stop when none is."""
+        self._door.engine.now = now
+        for queue in list(self._door.engine.queues.values()):
+            topic = f"$admin/queue/{queue.name}/stats".encode()
+            route = self._router.subscriptions.route(topic)
+            if route.targets or route.shares:
+                payload = json.dumps(self._door.service.stats(queue)).encode()
+                self._router.publish(Publish(topic, payload, 0), None)
+        self._watched = self._router.subscriptions.has_below(b"$admin")
+        return now + STATS_SECONDS if self._watched else 0.0
+
+
+def _json(payload: bytes) -> object:
+    if len(payload) > MAX_CONFIG_BYTES:
+        raise InvalidQueueConfig(
+            f"the configuration has {len(payload)} bytes", f"Give at most {MAX_CONFIG_BYTES}"
+        )
+    try:
+        value: object = json.loads(payload)
+    except (ValueError, RecursionError) as fault:
+        raise InvalidQueueConfig(
+            f"the payload is not JSON: {fault}", 'Publish {"name": "tasks/image"}'
+        ) from None
+    return value

@@ -1,0 +1,66 @@
+"""The owner of an exclusive queue, subscribed: the engine's `Reader`, spoken in MQTT.
+
+Each value is a QoS 1 PUBLISH on `$ECQ/<client>/<key>`, with its sequence in front of the writer's own properties. The
+PUBACK is the acknowledgement, and the client's Receive Maximum is all the flow control there is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from librt.strings import BytesWriter
+from mypy_extensions import i64
+
+from sluice.broker.sessions.inflight import Delivery
+from sluice.message import Message
+from sluice.queues.flow.dead_letters import iso_time
+from sluice.queues.ports import Reader
+from sluice.wire.packets import V5, Publish
+from sluice.wire.primitives import write_binary
+
+if TYPE_CHECKING:
+    from sluice.broker.sessions.session import Session
+
+_SEQUENCE: Final = b"\x26\x00\x08sequence"
+_ENQUEUED_AT: Final = b"\x26\x00\x0benqueued-at"
+
+
+class OwnedReader(Reader):
+    def __init__(self, session: Session, extra: bytes) -> None:
+        super().__init__()
+        self.session: Session = session
+        self.extra: bytes = extra  # subscription identifier
+        self._topic: bytes = b"$ECQ/" + session.client_id.encode() + b"/"
+        self._scratch: BytesWriter = BytesWriter()
+
+    def room(self) -> i64:
+        return self.session.room()
+
+    def deliver(self, seq: i64, message: Message) -> None:
+        packet = Publish(self._topic + message.key, message.payload, 1)
+        if self.session.version == V5:
+            out = self._scratch
+            out.truncate(0)
+            out.write(_SEQUENCE)
+            write_binary(out, b"%d" % int(seq))
+            out.write(_ENQUEUED_AT)
+            write_binary(out, iso_time(float(message.enqueued_at) / 1000.0).encode())
+            out.write(message.props)
+            packet.raw = out.getvalue()
+            if message.expires:
+                packet.expires_at = message.ends_at()
+        self.session.deliver_owned(OwnedDelivery(packet, self, seq))
+
+
+class OwnedDelivery(Delivery):
+    """A value on its way to its owner."""
+
+    def __init__(self, packet: Publish, reader: OwnedReader, seq: i64) -> None:
+        super().__init__(packet, 1, False, reader.extra, None)
+        self.reader: OwnedReader = reader
+        self.seq: i64 = seq
+        self.token = reader.epoch
+
+    def is_void(self) -> bool:
+        """Replaced, removed or rewound since: there is no need to say it again."""
+        return self.reader.owner is None or self.reader.out.get(int(self.seq), -1) != self.token

@@ -1,0 +1,345 @@
+"""A subscription to a queue: the engine's `Consumer`, spoken in MQTT.
+
+Each delivery is a QoS 1 (or 0) PUBLISH that carries what the consumer needs to settle it as user properties, in front
+of the publisher's own. What does not change from one delivery to the next is encoded once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from librt.strings import BytesWriter
+from mypy_extensions import i64
+
+from sluice.broker.namespaces.queues.blocked_consumers import Starving
+from sluice.message import Message
+from sluice.queues.flow.dead_letters import iso_time
+from sluice.queues.model.delivery_lease import Lease
+from sluice.queues.names import write_hex, write_hex_16
+from sluice.queues.ports import Consumer
+from sluice.wire.packets import V5, Publish
+from sluice.wire.primitives import varint_size, write_binary, write_u16, write_varint
+
+if TYPE_CHECKING:
+    from sluice.broker.sessions.session import Session
+
+_SEQUENCE: Final = b"\x26\x00\x08sequence"
+_ATTEMPT: Final = b"\x26\x00\x07attempt"
+_TOKEN: Final = b"\x26\x00\x0edelivery-token"
+_MESSAGE_ID: Final = b"\x26\x00\x0amessage-id"
+_TOPIC: Final = b"\x26\x00\x0eoriginal-topic"
+_FIRST: Final = b"\x26\x00\x07attempt\x00\x011"
+_ENQUEUED_AT: Final = b"\x26\x00\x0benqueued-at\x00\x18"  # and the length of a time to the millisecond
+TAG_DIGITS: Final = 16  # of a delivery token
+KNOWN_SECONDS: Final = 64  # a power of two
+
+
+def user_property(name: bytes, value: bytes) -> bytes:
+    out = BytesWriter()
+    out.append(0x26)
+    write_binary(out, name)
+    write_binary(out, value)
+    return out.getvalue()
+
+
+class _Seconds:
+    """The text of a time up to its seconds, for those that were asked for last: a client may read ten thousand queues,
+    each through a consumer of its own, and making the text costs as much as half a delivery."""
+
+    def __init__(self) -> None:
+        self._seconds: list[int] = [-1] * KNOWN_SECONDS
+        self._texts: list[bytes] = [b""] * KNOWN_SECONDS
+
+    def text(self, second: i64) -> bytes:
+        place: i64 = second & (KNOWN_SECONDS - 1)
+        if self._seconds[place] != second:
+            self._seconds[place] = int(second)
+            self._texts[place] = _ENQUEUED_AT + iso_time(float(second))[:-4].encode()
+        return self._texts[place]
+
+
+_SECONDS: Final = _Seconds()
+
+
+class QueueConsumer(Consumer):
+    def __init__(
+        self,
+        session: Session,
+        topic_filter: bytes,
+        queue: str,
+        group: str,
+        qos: i64,
+        prefetch: i64,
+        priority: i64,
+        exclusive: bool,
+        by_puback: bool,
+        id_in_topic: bool,
+        extra: bytes,
+    ) -> None:
+        super().__init__(session.client_id, prefetch, priority, exclusive)
+        self.identity = session.identity
+        self.session: Session = session
+        self.topic_filter: bytes = topic_filter  # what was subscribed to: it may name many queues
+        self.queue: str = queue
+        self.group_name: str = group
+        self.qos: i64 = qos
+        self.by_puback: bool = by_puback  # the PUBACK is the ack
+        self.topic: bytes = b"$queue/" + queue.encode()
+        self.id_in_topic: bool = id_in_topic
+        self.extra: bytes = extra  # subscription identifier
+        self._always: bytes = user_property(b"queue", queue.encode()) + user_property(
+            b"consumer-group", group.encode()
+        )
+        # By number of partition: all that its deliveries have in common, up to the number of the sequence.
+        self._heads: list[bytes] = []
+        self._second: i64 = -1  # the second whose text is at hand
+        self._second_text: bytes = b""
+        self._named: bytes = b""  # the topic behind its length
+        self._scratch: BytesWriter = BytesWriter()
+        self.is_starving: bool = False  # was turned away because its session's line was full
+
+    def has_room(self) -> bool:
+        if self.held >= self.prefetch:
+            return False
+        if self.session.takes_now():
+            return True
+        session = self.session
+        if session.starving is None:
+            session.starving = Starving()
+        session.starving.add(self)
+        return False
+
+    def next_in_line(self) -> Consumer | None:
+        starving = self.session.starving
+        return starving.next() if starving is not None and self.session.takes_now() else None
+
+    def deliver(self, lease: Lease) -> None:
+        session = self.session
+        connection = session.connection
+        if connection is None:
+            return
+        message = lease.message
+        assert message is not None
+        if (
+            self.qos == 1
+            and connection.is_simple
+            and not self.id_in_topic
+            and not message.headers
+            and not message.topic
+            and (
+                message.expires == 0
+                or self._own_expiry(message, lease.cursor.partition.queue.rules.message_ttl) == 0.0
+            )
+        ):
+            packet_id = session.inflight.next_id()
+            out = connection.output()
+            before: i64 = len(out)
+            self._write(out, lease, message, packet_id)
+            session.lease_sent(len(out) - before, packet_id, self, lease)
+            connection.sent(len(message.payload), out)
+        else:
+            session.deliver_lease(self.packet_of(lease), self, lease)
+
+    def _write(self, out: BytesWriter, lease: Lease, message: Message, packet_id: i64) -> None:
+        """The usual delivery (MQTT 5, QoS 1) straight into the output: what `packet_of` makes, without the packet."""
+        partition = lease.cursor.partition
+        seq = lease.seq
+        head = self._head(partition.number)
+        second: i64 = message.enqueued_at // 1000
+        if second != self._second:
+            self._make_second(second)
+        id_size: i64 = len(message.id)
+        if id_size == 0:
+            id_size = _hex_size(partition.pid) + 1 + _hex_size(seq)
+        attempt: i64 = lease.failures + 1
+        token_size: i64 = self._token_size(lease, partition.pid, message)
+        properties: i64 = (
+            len(self.extra)
+            + len(_MESSAGE_ID) + 2 + id_size
+            + len(head) + 2 + _decimal_size(seq)
+            + len(_ATTEMPT) + 2 + _decimal_size(attempt)
+            + len(self._second_text) + 4
+            + len(_TOKEN) + 2 + token_size
+            + len(message.props)
+        )  # fmt: skip
+        if not self._named:
+            named = BytesWriter()
+            write_binary(named, self.topic)
+            self._named = named.getvalue()
+        out.append(0x32)
+        write_varint(out, len(self._named) + 2 + varint_size(properties) + properties + len(message.payload))
+        out.write(self._named)
+        write_u16(out, packet_id)
+        write_varint(out, properties)
+        if self.extra:
+            out.write(self.extra)
+        out.write(_MESSAGE_ID)
+        if message.id:
+            write_binary(out, message.id)
+        else:
+            write_u16(out, id_size)
+            write_hex(out, partition.pid)
+            out.append(0x2D)
+            write_hex(out, seq)
+        out.write(head)
+        _write_decimal(out, seq)
+        if attempt == 1:
+            out.write(_FIRST)
+        else:
+            out.write(_ATTEMPT)
+            _write_decimal(out, attempt)
+        self._write_enqueued_at(out, message.enqueued_at)
+        out.write(_TOKEN)
+        write_u16(out, token_size)
+        self._write_token(out, lease, partition.pid, message)
+        out.write(message.props)
+        out.write(message.payload)
+
+    def packet_of(self, lease: Lease) -> Publish:
+        """A delivery as a packet."""
+        message = lease.message
+        assert message is not None
+        session = self.session
+        packet = Publish(self.topic, message.payload, self.qos)
+        partition = lease.cursor.partition
+        if self.id_in_topic:
+            out = BytesWriter()
+            out.write(self.topic)
+            out.write(b"/$msg/")
+            if message.id and b"+" not in message.id and b"#" not in message.id:
+                out.write(message.id)
+            else:  # every message can be settled by this name as well
+                write_hex(out, partition.pid)
+                out.append(0x2D)
+                write_hex(out, lease.seq)
+            packet.topic = out.getvalue()
+        if session.version == V5:
+            packet.raw = self._properties(lease)
+            if message.expires:
+                packet.expires_at = self._own_expiry(message, partition.queue.rules.message_ttl)
+        return packet
+
+    def _own_expiry(self, message: Message, ttl: float) -> float:
+        """When a message ends by its publisher's wish, which travels with it; 0.0 when its end is the queue's own."""
+        if ttl > 0.0 and message.expires >= int(float(message.enqueued_at) / 1000.0 + ttl):
+            return 0.0
+        return message.ends_at()
+
+    def taken_away(self, lease: Lease) -> None:
+        self.session.forget_lease(lease)
+
+    def _properties(self, lease: Lease) -> bytes:
+        message = lease.message
+        assert message is not None
+        partition = lease.cursor.partition
+        out = self._scratch
+        out.truncate(0)
+        out.write(_MESSAGE_ID)
+        if message.id:
+            write_binary(out, message.id)
+        else:
+            _write_id(out, partition.pid, lease.seq)
+        out.write(self._head(partition.number))
+        _write_decimal(out, lease.seq)
+        out.write(_ATTEMPT)
+        _write_decimal(out, lease.failures + 1)
+        self._write_enqueued_at(out, message.enqueued_at)
+        out.write(_TOKEN)
+        write_u16(out, self._token_size(lease, partition.pid, message))
+        self._write_token(out, lease, partition.pid, message)
+        if message.headers:
+            write_headers(out, message.headers)
+        elif message.topic:
+            out.write(_TOPIC)  # of a captured message; dead letters have it among their headers
+            write_binary(out, message.topic)
+        out.write(message.props)
+        return out.getvalue()
+
+    def _head(self, number: i64) -> bytes:
+        while len(self._heads) <= number:
+            partition = user_property(b"partition", b"%d" % len(self._heads))
+            self._heads.append(self._always + partition + _SEQUENCE)
+        return self._heads[number]
+
+    def _write_enqueued_at(self, out: BytesWriter, milliseconds: i64) -> None:
+        """In ISO 8601. Neighbours share all but the milliseconds, so the rest is made once a second."""
+        second: i64 = milliseconds // 1000
+        if second != self._second:
+            self._make_second(second)
+        rest: i64 = milliseconds - second * 1000
+        out.write(self._second_text)
+        out.append(int(0x30 + rest // 100))
+        out.append(int(0x30 + rest // 10 % 10))
+        out.append(int(0x30 + rest % 10))
+        out.append(0x5A)
+
+    def _token_size(self, lease: Lease, pid: i64, message: Message) -> i64:
+        size: i64 = _hex_size(lease.token) + len(self.token_run) + TAG_DIGITS
+        return size + 2 + _hex_size(pid) + _hex_size(lease.seq) if message.id else size
+
+    def _write_token(self, out: BytesWriter, lease: Lease, pid: i64, message: Message) -> None:
+        """Write `<counter>-<run><tag>`. Where the message id is its publisher's own, `.<pid>-<seq>` follows: by it the
+        next owner of a queue finds what the previous one delivered."""
+        write_hex(out, lease.token)
+        out.write(self.token_run)
+        write_hex_16(out, lease.tag)
+        if message.id:
+            out.append(0x2E)
+            write_hex(out, pid)
+            out.append(0x2D)
+            write_hex(out, lease.seq)
+
+    def _make_second(self, second: i64) -> None:
+        self._second = second
+        self._second_text = _SECONDS.text(second)
+
+
+def _decimal_size(value: i64) -> i64:
+    size: i64 = 1
+    power: i64 = 10
+    while power <= value:
+        power *= 10
+        size += 1
+    return size
+
+
+def _hex_size(value: i64) -> i64:
+    size: i64 = 1
+    value >>= 4
+    while value:
+        size += 1
+        value >>= 4
+    return size
+
+
+def _write_id(out: BytesWriter, pid: i64, seq: i64) -> None:
+    write_u16(out, _hex_size(pid) + 1 + _hex_size(seq))
+    write_hex(out, pid)
+    out.append(0x2D)
+    write_hex(out, seq)
+
+
+def _write_decimal(out: BytesWriter, value: i64) -> None:
+    """A number as text behind its length."""
+    size: i64 = 1
+    power: i64 = 10
+    while power <= value:
+        power *= 10
+        size += 1
+    write_u16(out, size)
+    while size > 0:
+        power //= 10
+        out.append(int(0x30 + (value // power) % 10))
+        size -= 1
+
+
+def write_headers(out: BytesWriter, headers: bytes) -> None:
+    """What Sluice itself has attached, as user properties: the pairs are encoded alike, a marker comes in front."""
+    at: i64 = 0
+    end: i64 = len(headers)
+    while at < end:
+        start: i64 = at
+        at += 2 + ((i64(headers[at]) << 8) | i64(headers[at + 1]))
+        at += 2 + ((i64(headers[at]) << 8) | i64(headers[at + 1]))
+        out.append(0x26)
+        out.write(headers[start:at])

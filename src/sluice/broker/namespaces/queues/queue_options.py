@@ -1,0 +1,168 @@
+"""What clients ask of queues in words: user properties and payloads read as values, or refused by their names."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import i64
+
+from sluice.broker.namespaces.queues.queue_topics import MAX_IDS
+from sluice.broker.sessions.subscriptions import encode_identifiers
+from sluice.errors import InvalidQueueConfig, TooManyIds
+from sluice.units import parse_duration
+from sluice.queues.names import fault_of_group
+from sluice.queues.bulk.start_position import time_of
+from sluice.queues.flow.delivery_tokens import Token
+from sluice.wire.packets import V5
+
+if TYPE_CHECKING:
+    from sluice.broker.sessions.session import Session
+
+MAX_ID_BYTES: Final = 262_144  # of a list of ids
+MAX_ID: Final = 1024  # bytes of a publisher's own message id
+LONGEST_DELAY: Final = 36_500 * 86_400.0
+LAST_MOMENT: Final = 253_402_300_799_000  # delays end with the year 9999, in milliseconds
+
+
+class Options:
+    """What a SUBSCRIBE asks for: its subscription identifier, then its user properties, name and value in turn."""
+
+    def __init__(self, session: Session, wishes: list[str]) -> None:
+        self.group: str = default_group(session.client_id)
+        self.prefetch: int = -1  # -1: the queue's setting; 0: nothing more, to drain before a stop
+        self.by_puback: bool = session.version != V5
+        self.start: str = "earliest"
+        self.priority: int = 0
+        self.exclusive: bool = False
+        self.id_in_topic: bool = False
+        identifier = int(wishes[0])
+        self.extra: bytes = encode_identifiers([identifier] if identifier else [])
+        for at in range(1, len(wishes), 2):
+            self._take(wishes[at], wishes[at + 1])
+
+    def _take(self, name: str, value: str) -> None:
+        if name == "consumer-group":
+            self.set_group(value)
+        elif name == "prefetch":
+            self.prefetch = read_number(name, value, 0, 65_535)
+        elif name == "ack-mode":
+            if value not in ("explicit", "puback"):
+                raise InvalidQueueConfig(f"ack-mode is {value!r}", "Use explicit or puback")
+            self.by_puback = value == "puback"
+        elif name == "start":
+            self.start = value
+        elif name == "consumer-priority":
+            self.priority = read_number(name, value, -1_000_000, 1_000_000)
+        elif name == "exclusive":
+            if value.lower() not in ("true", "false", "1", "0", "yes", "no"):
+                raise InvalidQueueConfig(f"exclusive is {value!r}", "Use true or false")
+            self.exclusive = value.lower() in ("true", "1", "yes")
+
+    def set_group(self, name: str) -> None:
+        fault = fault_of_group(name)
+        if fault:
+            raise InvalidQueueConfig(f"consumer-group {name!r} cannot be a group", fault)
+        self.group = name
+
+
+def read_number(name: str, value: str, least: int, greatest: int) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        number = least - 1
+    if not least <= number <= greatest:
+        raise InvalidQueueConfig(f"{name} is {value!r}", f"Give a whole number from {least} to {greatest}")
+    return number
+
+
+def default_group(client_id: str) -> str:
+    """Workers called images-1 and images-2 are the group images."""
+    return client_id.rpartition("-")[0] or client_id
+
+
+def read_delay(name: str, text: bytes) -> float:
+    try:
+        seconds: float = parse_duration(text.decode())
+    except ValueError as fault:
+        raise InvalidQueueConfig(f"{name}: {fault}") from None
+    if seconds > LONGEST_DELAY:
+        raise InvalidQueueConfig(f"{name} is {text.decode()!r}", "Give at most 36500d")
+    return seconds
+
+
+def read_moment(text: bytes) -> i64:
+    """A time in milliseconds since 1970, given as that number or in ISO 8601."""
+    value = text.decode()
+    try:
+        moment = int(value) if value.isdecimal() else int(time_of(value) * 1000.0)
+        if moment > LAST_MOMENT:
+            raise ValueError
+        return moment
+    except (ValueError, OverflowError):
+        raise InvalidQueueConfig(
+            f"deliver-at is {value!r}", "Give milliseconds since 1970, or a time such as 2030-01-31T12:00:00Z"
+        ) from None
+
+
+def read_token(text: bytes, token: Token) -> None:
+    """Read `<counter>-<run><tag>`, up to a dot. Text that is no token becomes a token that fits nothing."""
+    token.counter = -1
+    end: i64 = text.find(b".")
+    if end < 0:
+        end = len(text)
+    at: i64 = end - 25
+    if at < 1 or at > 16 or text[at] != 0x2D:
+        return
+    counter = _read_hex(text, 0, at)
+    run = _read_hex(text, at + 1, at + 9)
+    high = _read_hex(text, at + 9, at + 17)
+    low = _read_hex(text, at + 17, end)
+    if counter <= 0 or run < 0 or high < 0 or low < 0:
+        return
+    if high >= 0x8000_0000:
+        high -= 0x1_0000_0000
+    token.counter = counter
+    token.run = run
+    token.tag = (high << 32) | low
+
+
+def _read_hex(text: bytes, at: i64, end: i64) -> i64:
+    """Return the number that stands there in at most 16 hexadecimal digits, or -1."""
+    value: i64 = 0
+    while at < end:
+        byte: i64 = text[at]
+        at += 1
+        if 0x30 <= byte <= 0x39:
+            byte -= 0x30
+        elif 0x61 <= byte <= 0x66:
+            byte -= 0x57
+        else:
+            return -1
+        if value > 0x07FF_FFFF_FFFF_FFFF:
+            return -1
+        value = (value << 4) | byte
+    return value
+
+
+def read_ids(payload: bytes) -> list[bytes]:
+    """Message ids in a payload: one, or a JSON list of them."""
+    if not payload.strip():
+        raise InvalidQueueConfig(
+            "no message is named", "Name it by user property message-id, in the topic, or in the payload"
+        )
+    if payload[:1] != b"[":
+        return [payload.strip()]
+    if len(payload) > MAX_ID_BYTES:
+        raise TooManyIds(MAX_IDS)
+    try:
+        listed: object = json.loads(payload)
+    except (ValueError, RecursionError):
+        listed = None
+    given = listed if isinstance(listed, list) else []
+    if len(given) > MAX_IDS:
+        raise TooManyIds(MAX_IDS)
+    ids = [str(one).encode("utf-8", "replace") for one in given]
+    if not ids:
+        raise InvalidQueueConfig("the payload is not a JSON list of message ids", 'Write ["1-0", "1-1"]')
+    return ids

@@ -1,0 +1,76 @@
+"""The doors: TCP, TLS, WebSocket and secure WebSocket, one port each, all leading to the same `Connection`."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from sluice.broker.net.origins import ANY_ORIGIN, Origins
+from sluice.broker.net.websocket import serve_websocket
+from sluice.errors import SluiceError
+
+BACKLOG = 4096  # a restart brings every client back in the same second
+COMMON_FRAME = 65_536  # a WebSocket frame may carry many packets [MQTT-6.0.0-2], however small each must be
+
+
+@dataclass(frozen=True)
+class Door:
+    """One open listener, under the name that flags and the ready line use."""
+
+    name: str
+    server: asyncio.Server
+
+    @property
+    def address(self) -> str:
+        bound: socket.socket = self.server.sockets[0]
+        host, port = bound.getsockname()[:2]
+        return f"[{host}]:{port}" if bound.family == socket.AF_INET6 else f"{host}:{port}"
+
+
+class ListenerError(SluiceError):
+    def __init__(self, name: str, host: str, port: int, fault: OSError) -> None:
+        super().__init__(
+            f"the {name} listener cannot use {host}:{port}: {fault.strerror or fault}",
+            f"Free the port, or choose another one with --{name} HOST:PORT (port 0 takes any free one)",
+        )
+
+
+async def open_door(
+    name: str,
+    host: str,
+    port: int,
+    connect: Callable[[], object],
+    tls: ssl.SSLContext | None,
+    max_packet: int,
+    handshake_timeout: float,
+    origins: Origins = ANY_ORIGIN,
+) -> Door:
+    """Listen under `name`: mqtt, mqtts, ws or wss. `origins` are the web pages that a WebSocket is open to."""
+    try:
+        if name in ("ws", "wss"):
+            server = await serve_websocket(
+                cast(Any, connect),
+                host,
+                port,
+                ssl=tls,
+                max_frame=max(max_packet, COMMON_FRAME),
+                handshake_timeout=handshake_timeout,
+                origins=origins,
+            )
+        else:
+            server = await asyncio.get_running_loop().create_server(
+                cast(Any, connect),
+                host,
+                port,
+                ssl=tls,
+                backlog=BACKLOG,
+                reuse_address=True,
+                ssl_handshake_timeout=handshake_timeout if tls else None,
+            )
+    except OSError as fault:
+        raise ListenerError(name, host, port, fault) from fault
+    return Door(name, server)

@@ -1,0 +1,155 @@
+"""Retained messages for the new subscriptions of one session, in slices.
+
+A session has a sender while retained messages are looked up for it. Each turn of the event loop does at
+most TURN_SECONDS of that work and then serves other connections. Filters of several SUBSCRIBE packets
+that wait are looked up together, in one walk of the tree.
+
+The sender pauses while the client does not read, and while half of what may be queued for the session
+waits for acknowledgements: retained messages wait in the tree, not in memory of their own. While the
+client of a persistent session is away, the sender queues QoS 1 and 2 up to the same half. The other half
+is left for live messages, and `Session.attach` resumes the sender.
+
+The session record names the filters of a persistent session whose lookup is not over (`owed`). After a
+restart they are looked up again, from the beginning: messages may arrive twice, but none is lost.
+
+A filter is looked up as of its SUBSCRIBE. What is published later is delivered as a live message and is
+left out here, so no older retained value follows a newer one. It may follow a newer message that was
+published without the retain flag; MQTT permits that, and the flag tells them apart. UNSUBSCRIBE and the
+end of the session cancel the lookup.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import i64
+
+from sluice.broker.sessions.retained import STEPS, Match, Retained, Walk, Wanted
+from sluice.broker.turn import TURN_SECONDS, Turn
+
+if TYPE_CHECKING:
+    from sluice.broker.sessions.session import Session
+
+BATCH_LEVELS: Final = 4096  # of the filters of one walk: they cost memory until it is over
+
+
+class RetainedSender:
+    def __init__(self, session: Session, retained: Retained, turn: Turn) -> None:
+        self._session: Session = session
+        self._retained: Retained = retained
+        self._turn: Turn = turn
+        self._pending: dict[bytes, i64] = {}  # filters, and the change of the tree at their SUBSCRIBE
+        self._active: dict[bytes, Wanted] = {}  # filters of the present walk
+        self._walk: Walk | None = None
+        self._found: list[Match] = []
+        self._sent: int = 0  # of those
+        self._paused: bool = True
+        self._scheduled: bool = False
+        self.is_stored: bool = False  # the session record names filters that are owed
+
+    def owed(self) -> list[bytes]:
+        """Return the filters that the store must remember. QoS 0 may be lost with the broker."""
+        subscriptions = self._session.subscriptions
+        owed: list[bytes] = []
+        for topic_filter in [*self._active, *self._pending]:
+            subscription = subscriptions.get(topic_filter)
+            if subscription is not None and subscription.qos > 0:
+                owed.append(topic_filter)
+        return owed
+
+    def add(self, topic_filter: bytes) -> None:
+        """Look up a filter, from the beginning if it is being looked up already."""
+        self.cancel(topic_filter)
+        self._pending[topic_filter] = self._retained.changes
+
+    def cancel(self, topic_filter: bytes) -> None:
+        self._pending.pop(topic_filter, 0)
+        wanted = self._active.pop(topic_filter, None)
+        if wanted is not None:
+            wanted.cancelled = True
+            if not self._active:
+                self._walk = None  # nothing is left to be found
+
+    def start(self) -> None:
+        """Do the first slice of the work that was added, unless earlier work is under way."""
+        if self._paused and not self._scheduled:
+            self._run(self._turn.now)
+
+    def resume(self) -> None:
+        """Go on, in a later turn, if it was the client that had to be waited for."""
+        if self._paused and not self._scheduled and not self._must_wait():
+            self._scheduled = True
+            self._turn.go_on_later(self._go_on)
+
+    def _go_on(self) -> None:
+        self._scheduled = False
+        if self._session.retained_sender is self:  # else the session has ended
+            self._run(self._turn.begin())
+
+    def _run(self, started: float) -> None:
+        self._paused = False
+        while not self._must_wait():
+            if self._sent < len(self._found):
+                self._send_next()
+                continue
+            if self._walk is None and not self._begin_walk():
+                self._end()
+                return
+            walk = self._walk
+            if walk is not None:
+                self._found.clear()
+                self._sent = 0
+                if walk.advance(STEPS, self._found):
+                    self._walk = None
+            if self._turn.time() - started > TURN_SECONDS:
+                self._scheduled = True
+                self._turn.go_on_later(self._go_on)
+                return
+        self._paused = True
+
+    def _end(self) -> None:
+        """Detach from the session, and delete the owed filters from its record if they were stored."""
+        session = self._session
+        session.retained_sender = None
+        if self.is_stored:
+            session.router.keep_session(session, 0)
+
+    def _must_wait(self) -> bool:
+        """Return whether the client has to read or acknowledge first. `Session.pump` then calls `resume`."""
+        session = self._session
+        connection = session.connection
+        if connection is not None and connection.choked:
+            return True
+        waiting = session.waiting
+        if not waiting and connection is not None:
+            return False  # no acknowledgement would call `resume`
+        limits = session.router.limits
+        count = len(waiting) if waiting is not None else 0
+        return 2 * count >= limits.max_queued_messages or 2 * session.held_bytes >= limits.max_queued_bytes
+
+    def _send_next(self) -> None:
+        match = self._found[self._sent]
+        self._sent += 1
+        message = self._retained.current(match, self._turn.now)
+        subscription = self._session.subscriptions.get(match.wanted.topic_filter)
+        if message is None or subscription is None:
+            return
+        if not self._retained.is_promised(message.topic):  # the newer one may be queued already
+            self._session.router.deliver_retained(subscription, [message])
+
+    def _begin_walk(self) -> bool:
+        """Take filters that wait into a new walk; return whether there were any."""
+        self._active.clear()
+        if not self._pending:
+            return False
+        walk = self._retained.walk()
+        levels = 0
+        for topic_filter, since in self._pending.items():
+            levels += topic_filter.count(b"/") + 1
+            if levels > BATCH_LEVELS and self._active:
+                break
+            self._active[topic_filter] = walk.add(topic_filter, since)
+        for topic_filter in self._active:
+            del self._pending[topic_filter]
+        self._walk = walk
+        return True

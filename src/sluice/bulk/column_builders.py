@@ -1,0 +1,573 @@
+"""Records of the log as columns: the bytes of a window go in, the buffers of Arrow arrays come out.
+
+Compiled, and without a Python object for each value that lives longer than its copy: a row costs its bytes and little
+else. It knows the record (store/protocol.py), the body (message.py) and the layout of Arrow's buffers; it knows neither
+pyarrow nor where a window comes from.
+
+    text and bytes   offsets, i32 little endian, one more than rows; data; a bit for each row where some are null
+    numbers          values, little endian; a bit for each row where some are null
+    map              offsets into two columns, one of names and one of values
+
+Values are most of the bytes, and are not copied here at all as long as they lie in the map of a segment: `Values` says
+where, and the system takes them from there when the batch is sent (`bulk/gathering.py`). Those that do not (compressed
+ones, and all behind the first of them in a batch) are copied like any other text.
+"""
+
+from __future__ import annotations
+
+from mmap import mmap
+from typing import Final
+
+from google_crc32c import value as crc32c
+from librt.strings import (
+    BytesWriter,
+    read_i16_be,
+    read_i32_le,
+    read_i64_le,
+    write_i32_le,
+    write_i64_le,
+)
+from mypy_extensions import i32, i64
+
+from sluice.bulk.merge import MERGED_BYTES
+from sluice.message import COMPRESSED
+from sluice.queues.names import write_hex
+from sluice.queues.ports import Codec
+from sluice.store.protocol import HEADER_BYTES, MESSAGE
+
+# Which columns are filled: those that are the same for every row are not made here.
+KEY: Final = 1
+VALUE: Final = 2
+SEQUENCE: Final = 4
+TIMESTAMP: Final = 8
+MESSAGE_ID: Final = 16
+TOPIC: Final = 32
+HEADERS: Final = 64
+STORY: Final = 128  # what is written on a dead letter
+PARTITION: Final = 256
+
+# The texts of a dead letter, and then its numbers and times, by the headers they stand in.
+STORY_TEXTS: Final = (
+    "original-queue",
+    "original-topic",
+    "original-message-id",
+    "original-group",
+    "dead-reason",
+    "dead-description",
+)
+STORY_NUMBERS: Final = ("original-partition", "attempts")
+STORY_SEQUENCE: Final = "original-sequence"
+STORY_TIMES: Final = ("first-attempt-at", "last-attempt-at", "dead-at")
+_STORY: Final[dict[bytes, int]] = {
+    name.encode(): nth
+    for nth, name in enumerate((*STORY_TEXTS, *STORY_NUMBERS, STORY_SEQUENCE, *STORY_TIMES))
+}
+_FIRST_NUMBER: Final = 6
+_SEQUENCE_AT: Final = 8
+_FIRST_TIME: Final = 9
+_STORIES: Final = 12
+
+GAP_BYTES: Final = 4096  # bytes that nobody asked for are cheaper than another copy up to about here
+WINDOW_BYTES: Final = 1 << 18  # what stays in the cache of a core
+
+_MILLISECOND: Final = 1000  # in microseconds, which is what Spark's timestamps count
+
+
+class Bits:
+    """Which rows have a value."""
+
+    def __init__(self) -> None:
+        self.nulls: i64 = 0
+        self._out = BytesWriter()
+        self._byte: i64 = 0
+        self._count: i64 = 0
+
+    def add(self, here: bool) -> None:
+        if here:
+            self._byte |= i64(1) << (self._count & 7)
+        else:
+            self.nulls += 1
+        self._count += 1
+        if self._count & 7 == 0:
+            self._out.append(int(self._byte))
+            self._byte = 0
+
+    def take(self) -> bytes:
+        """The bitmap; empty when no row is null."""
+        if self._count & 7:
+            self._out.append(int(self._byte))
+        found = self._out.getvalue() if self.nulls else b""
+        self._out.truncate(0)
+        self.nulls = 0
+        self._byte = 0
+        self._count = 0
+        return found
+
+
+class Texts:
+    """A column of text or of bytes."""
+
+    def __init__(self) -> None:
+        self._offsets = BytesWriter()
+        self._data = BytesWriter()
+        self._bits = Bits()
+        write_i32_le(self._offsets, 0)
+
+    def size(self) -> i64:
+        return len(self._data)
+
+    def add(self, data: bytes, start: i64, end: i64) -> None:
+        if end > start:
+            self._data.write(data[start:end])
+        write_i32_le(self._offsets, i32(len(self._data)))
+        self._bits.add(True)
+
+    def add_whole(self, data: bytes) -> None:
+        self._data.write(data)
+        write_i32_le(self._offsets, i32(len(self._data)))
+        self._bits.add(True)
+
+    def add_place(self, pid: i64, seq: i64) -> None:
+        """The id of a message that brought none: `names.message_id`, straight into the column."""
+        write_hex(self._data, pid)
+        self._data.append(0x2D)
+        write_hex(self._data, seq)
+        write_i32_le(self._offsets, i32(len(self._data)))
+        self._bits.add(True)
+
+    def add_null(self) -> None:
+        write_i32_le(self._offsets, i32(len(self._data)))
+        self._bits.add(False)
+
+    def take(self) -> tuple[int, bytes, bytes, bytes]:
+        """How many are null, the bitmap, offsets and data; the column is empty again."""
+        nulls = int(self._bits.nulls)
+        found = (nulls, self._bits.take(), self._offsets.getvalue(), self._data.getvalue())
+        self._offsets.truncate(0)
+        self._data.truncate(0)
+        write_i32_le(self._offsets, 0)
+        return found
+
+
+class Numbers:
+    """A column of whole numbers, of 4 bytes or of 8."""
+
+    def __init__(self, wide: bool) -> None:
+        self._wide: bool = wide
+        self._values = BytesWriter()
+        self._bits = Bits()
+
+    def add(self, value: i64) -> None:
+        if self._wide:
+            write_i64_le(self._values, value)
+        else:
+            write_i32_le(self._values, i32(value))
+        self._bits.add(True)
+
+    def add_null(self) -> None:
+        if self._wide:
+            write_i64_le(self._values, 0)
+        else:
+            write_i32_le(self._values, 0)
+        self._bits.add(False)
+
+    def take(self) -> tuple[int, bytes, bytes]:
+        nulls = int(self._bits.nulls)
+        found = (nulls, self._bits.take(), self._values.getvalue())
+        self._values.truncate(0)
+        return found
+
+
+class Values:
+    """The column of values, of which none is null. The first of a batch are not copied: for each there is a spot,
+    i64 address and i64 size, which is how the system wants to be told what to write (`struct iovec`). From the first
+    one on that has no address, all are."""
+
+    def __init__(self) -> None:
+        self._rows: i64 = 0
+        self._end: i64 = 0  # of the last value in the column
+        self._spots = BytesWriter()
+        self._offsets = BytesWriter()
+        self._data = BytesWriter()
+        write_i32_le(self._offsets, 0)
+
+    def add(self, window: bytes, start: i64, end: i64, memory: i64) -> None:
+        """`memory` is where the value is, and stays until the batch is sent; 0 if only in the window."""
+        if memory and i64(len(self._spots)) == 16 * self._rows:
+            write_i64_le(self._spots, memory)
+            write_i64_le(self._spots, end - start)
+        elif end > start:
+            self._data.write(window[start:end])
+        self._next(end - start)
+
+    def add_whole(self, data: bytes) -> None:
+        self._data.write(data)
+        self._next(len(data))
+
+    def _next(self, size: i64) -> None:
+        self._rows += 1
+        self._end += size
+        write_i32_le(self._offsets, i32(self._end))
+
+    def take(self) -> tuple[bytes, bytes, bytes]:
+        """The spots of the first rows, the offsets of all, what was copied of the rest; the column is empty again."""
+        found = (self._spots.getvalue(), self._offsets.getvalue(), self._data.getvalue())
+        self._spots.truncate(0)
+        self._offsets.truncate(0)
+        self._data.truncate(0)
+        self._rows = 0
+        self._end = 0
+        write_i32_le(self._offsets, 0)
+        return found
+
+
+class Columns:
+    """The rows of one batch, of one part or of several: `pids` and `numbers`, i32 each, say which partitions these are.
+    `wanted` says which columns are filled."""
+
+    def __init__(self, pids: bytes, numbers: bytes, topic: bytes, wanted: i64, codec: Codec) -> None:
+        self.rows: i64 = 0
+        self.missing: bool = False  # a message was not where it should be
+        self.bytes: i64 = 0  # of values and headers: what makes a batch large
+        self.key: Texts = Texts()
+        self.value: Values = Values()
+        self.message_id: Texts = Texts()
+        self.topic: Texts = Texts()
+        self.names: Texts = Texts()  # of headers
+        self.values: Texts = Texts()
+        self.partition: Numbers = Numbers(False)
+        self.sequence: Numbers = Numbers(True)
+        self.timestamp: Numbers = Numbers(True)
+        self.story_texts: list[Texts] = [Texts() for _ in range(_FIRST_NUMBER)]
+        self.story_numbers: list[Numbers] = [Numbers(nth >= 2) for nth in range(_STORIES - _FIRST_NUMBER)]
+        self._pairs = BytesWriter()  # offsets of the map: where the headers of each row begin
+        self._pair_count: i64 = 0
+        self._pids: bytes = pids
+        self._numbers: bytes = numbers
+        self._topic: bytes = topic  # of a message that was published to the queue itself
+        self._wanted: i64 = wanted
+        self._codec: Codec = codec
+        self._starts: list[
+            int
+        ] = []  # where the headers of this row stand: name, end of name, value, end of value
+        self._story: list[int] = [-1] * (2 * _STORIES)
+        write_i32_le(self._pairs, 0)
+
+    def add(self, window: bytes, at: i64, size: i64, seq: i64, part: i64 = 0, memory: i64 = 0) -> bool:
+        """Take the record at `window[at:]`. False when it is not the message `seq` of this part, whole and sound.
+        `memory`: where the window can be found until the batch is sent; 0 if nowhere."""
+        if size < HEADER_BYTES + 28 or at < 0 or at + size > len(window):
+            return False
+        if i64(read_i32_le(window, at + 4)) & 0xFFFF_FFFF != size:
+            return False
+        crc: int = crc32c(window[at + 4 : at + size])
+        if i64(read_i32_le(window, at)) & 0xFFFF_FFFF != crc:
+            return False
+        pid: i64 = i64(read_i32_le(self._pids, 4 * part)) & 0xFFFF_FFFF
+        if (
+            i64(window[at + 8]) != MESSAGE
+            or read_i64_le(window, at + 16) != seq
+            or i64(read_i32_le(window, at + 12)) & 0xFFFF_FFFF != pid
+        ):
+            return False
+        body: i64 = at + HEADER_BYTES
+        start_id: i64 = body + 28
+        start_key: i64 = start_id + i64(read_i32_le(window, body + 8))
+        start_topic: i64 = start_key + i64(read_i32_le(window, body + 12))
+        start_props: i64 = start_topic + i64(read_i32_le(window, body + 16))
+        start_headers: i64 = start_props + i64(read_i32_le(window, body + 20))
+        start_value: i64 = start_headers + i64(read_i32_le(window, body + 24))
+        wanted = self._wanted
+        if wanted & VALUE:
+            if i64(window[at + 9]) & COMPRESSED:
+                try:
+                    payload = self._codec.decompress(window[start_value : at + size])
+                except ValueError:
+                    return False
+                self.value.add_whole(payload)
+                self.bytes += len(payload)
+            else:
+                self.value.add(window, start_value, at + size, memory + start_value if memory else 0)
+                self.bytes += at + size - start_value
+        if wanted & KEY:
+            if start_topic > start_key:
+                self.key.add(window, start_key, start_topic)
+            else:
+                self.key.add_null()
+        if wanted & PARTITION:
+            self.partition.add(i64(read_i32_le(self._numbers, 4 * part)))
+        if wanted & SEQUENCE:
+            self.sequence.add(seq)
+        if wanted & TIMESTAMP:
+            self.timestamp.add(read_i64_le(window, body) * _MILLISECOND)
+        if wanted & MESSAGE_ID:
+            if start_key > start_id:
+                self.message_id.add(window, start_id, start_key)
+            else:
+                self.message_id.add_place(pid, seq)
+        if wanted & TOPIC:
+            if start_props > start_topic:
+                self.topic.add(window, start_topic, start_props)
+            else:
+                self.topic.add_whole(self._topic)
+        if wanted & HEADERS:
+            self._add_headers(window, start_props, start_headers, start_value)
+        if wanted & STORY:
+            self._add_story(window, start_headers, start_value)
+        self.rows += 1
+        return True
+
+    def add_places(
+        self,
+        window: bytes,
+        start: i64,
+        memory: i64,
+        merged: bytes,
+        nth: i64,
+        end: i64,
+        most: i64,
+        most_bytes: i64,
+    ) -> i64:
+        """Take the messages at places `nth` to `end` out of a window that begins at `start` of their segment, and in
+        memory at `memory`, until the batch is full; which one comes next. `missing` says that it is not where it
+        should be."""
+        while nth < end and self.rows < most and self.bytes < most_bytes:
+            at: i64 = nth * MERGED_BYTES
+            offset: i64 = (read_i64_le(merged, at + 8) & 0xFFFF_FFFF) - start
+            size: i64 = i64(read_i32_le(merged, at + 16)) & 0xFFFF_FFFF
+            part: i64 = i64(read_i32_le(merged, at + 20))
+            if not self.add(window, offset, size, read_i64_le(merged, at), part, memory):
+                self.missing = True
+                return nth
+            nth += 1
+        return nth
+
+    def add_mapped(
+        self, mapped: mmap, memory: i64, merged: bytes, nth: i64, most: i64, most_bytes: i64
+    ) -> i64:
+        """Take the messages from place `nth` on out of the map of their segment, which is in memory at `memory`, as
+        long as they are in that one and the batch is not full; which one comes next."""
+        segment: i64 = read_i64_le(merged, nth * MERGED_BYTES + 8) >> 32
+        count: i64 = len(merged) // MERGED_BYTES
+        while nth < count and self.rows < most and self.bytes < most_bytes:
+            address: i64 = read_i64_le(merged, nth * MERGED_BYTES + 8)
+            if address >> 32 != segment:
+                break
+            end = end_of_window(merged, nth)
+            start: i64 = address & 0xFFFF_FFFF
+            last: i64 = (end - 1) * MERGED_BYTES
+            stop: i64 = (read_i64_le(merged, last + 8) & 0xFFFF_FFFF) + i64(read_i32_le(merged, last + 16))
+            window = mapped[int(start) : int(stop)]
+            nth = self.add_places(window, start, memory + start, merged, nth, end, most, most_bytes)
+            if self.missing:
+                break
+        return nth
+
+    def take_pairs(self) -> bytes:
+        """The offsets of the map."""
+        found = self._pairs.getvalue()
+        self._pairs.truncate(0)
+        self._pair_count = 0
+        write_i32_le(self._pairs, 0)
+        return found
+
+    def begin(self) -> None:
+        """All columns were taken: a new batch."""
+        self.rows = 0
+        self.bytes = 0
+
+    # ---- headers
+
+    def _add_headers(self, window: bytes, props: i64, headers: i64, end: i64) -> None:
+        """The publisher's properties, then what Sluice wrote on the message. A map has each name once: of one that
+        comes again, the last value counts."""
+        starts = self._starts
+        starts.clear()
+        find_properties(window, props, headers, starts)
+        find_headers(window, headers, end, starts)
+        count: i64 = len(starts)
+        nth: i64 = 0
+        while nth < count:
+            first: i64 = starts[nth]
+            behind: i64 = starts[nth + 1]
+            if first >= 0:
+                if count == 4 or not _comes_again(window, starts, nth, first, behind):
+                    self.names.add(window, first, behind)
+                    self.values.add(window, i64(starts[nth + 2]), i64(starts[nth + 3]))
+                    self._pair_count += 1
+                    self.bytes += i64(starts[nth + 3]) - first
+            else:  # a property that has no name in the bytes: MQTT knows it by a number
+                name = _OWN_NAME[-1 - int(first)]
+                self.names.add_whole(name)
+                self.values.add(window, i64(starts[nth + 2]), i64(starts[nth + 3]))
+                self._pair_count += 1
+            nth += 4
+        write_i32_le(self._pairs, i32(self._pair_count))
+
+    # ---- dead letters
+
+    def _add_story(self, window: bytes, headers: i64, end: i64) -> None:
+        story = self._story
+        nth: i64 = 0
+        while nth < 2 * _STORIES:
+            story[nth] = -1
+            nth += 1
+        starts = self._starts
+        starts.clear()
+        find_headers(window, headers, end, starts)
+        nth = 0
+        while nth < len(starts):
+            which: i64 = _STORY.get(window[starts[nth] : starts[nth + 1]], -1)
+            if which >= 0:
+                story[which * 2] = starts[nth + 2]
+                story[which * 2 + 1] = starts[nth + 3]
+            nth += 4
+        nth = 0
+        while nth < _FIRST_NUMBER:
+            start: i64 = story[nth * 2]
+            if start >= 0:
+                self.story_texts[nth].add(window, start, i64(story[nth * 2 + 1]))
+            else:
+                self.story_texts[nth].add_null()
+            nth += 1
+        while nth < _STORIES:
+            start = story[nth * 2]
+            value: i64 = -1
+            if start >= 0:
+                stop: i64 = story[nth * 2 + 1]
+                value = (
+                    read_time(window, start, stop) if nth >= _FIRST_TIME else read_number(window, start, stop)
+                )
+                if nth < _SEQUENCE_AT and value > 0x7FFF_FFFF:
+                    value = -1
+            if value >= 0:
+                self.story_numbers[nth - _FIRST_NUMBER].add(value)
+            else:
+                self.story_numbers[nth - _FIRST_NUMBER].add_null()
+            nth += 1
+
+
+def end_of_window(merged: bytes, nth: i64) -> i64:
+    """How many places from `nth` on lie so near each other, one behind the other, that one copy brings them all; the
+    first that does not."""
+    count: i64 = len(merged) // MERGED_BYTES
+    start: i64 = read_i64_le(merged, nth * MERGED_BYTES + 8)
+    end: i64 = start + i64(read_i32_le(merged, nth * MERGED_BYTES + 16))
+    nth += 1
+    while nth < count:
+        address: i64 = read_i64_le(merged, nth * MERGED_BYTES + 8)
+        size: i64 = i64(read_i32_le(merged, nth * MERGED_BYTES + 16))
+        if address < end or address - end > GAP_BYTES or address + size - start > WINDOW_BYTES:
+            break
+        if address >> 32 != start >> 32:
+            break
+        end = address + size
+        nth += 1
+    return nth
+
+
+# MQTT's own properties of a PUBLISH that are worth a header, by minus one and this place.
+_OWN_NAME: Final[list[bytes]] = [b"content-type", b"response-topic", b"correlation-data"]
+
+
+def find_properties(window: bytes, at: i64, end: i64, starts: list[int]) -> None:
+    """Where the properties of a PUBLISH stand in their encoded form: begin and end of name and value in turn."""
+    while at < end:
+        identifier: i64 = window[at]
+        at += 1
+        if identifier == 0x01:
+            at += 1
+            continue
+        size: i64 = i64(read_i16_be(window, at)) & 0xFFFF
+        at += 2
+        if identifier == 0x26:
+            starts.append(int(at))
+            starts.append(int(at + size))
+            at += size
+            size = i64(read_i16_be(window, at)) & 0xFFFF
+            at += 2
+        else:
+            name: i64 = -1 if identifier == 0x03 else (-2 if identifier == 0x08 else -3)
+            starts.append(int(name))
+            starts.append(int(name))
+        starts.append(int(at))
+        starts.append(int(at + size))
+        at += size
+
+
+def find_headers(window: bytes, at: i64, end: i64, starts: list[int]) -> None:
+    """The same for what Sluice wrote on a message (`message.encode_header`)."""
+    while at < end:
+        size: i64 = i64(read_i16_be(window, at)) & 0xFFFF
+        starts.append(int(at + 2))
+        starts.append(int(at + 2 + size))
+        at += 2 + size
+        size = i64(read_i16_be(window, at)) & 0xFFFF
+        starts.append(int(at + 2))
+        starts.append(int(at + 2 + size))
+        at += 2 + size
+
+
+def _comes_again(window: bytes, starts: list[int], nth: i64, first: i64, behind: i64) -> bool:
+    name = window[first:behind]
+    if name in _OWN_NAME:  # MQTT's own property of that name stands before or behind: it counts
+        place: i64 = 0
+        while place < len(starts):
+            if i64(starts[place]) < 0 and _OWN_NAME[-1 - starts[place]] == name:
+                return True
+            place += 4
+    later: i64 = nth + 4
+    while later < len(starts):
+        start: i64 = starts[later]
+        if start >= 0 and i64(starts[later + 1]) - start == behind - first:
+            if window[start : start + behind - first] == name:
+                return True
+        later += 4
+    return False
+
+
+def read_number(data: bytes, at: i64, end: i64) -> i64:
+    """A number written in digits; -1 for anything else."""
+    if at >= end or end - at > 18:
+        return -1
+    value: i64 = 0
+    while at < end:
+        digit: i64 = i64(data[at]) - 0x30
+        if digit < 0 or digit > 9:
+            return -1
+        value = value * 10 + digit
+        at += 1
+    return value
+
+
+def read_time(data: bytes, at: i64, end: i64) -> i64:
+    """Microseconds since 1970 of a time as `dead_letters.iso_time` writes it; -1 for anything else."""
+    if end - at != 24 or i64(data[at + 10]) != 0x54 or i64(data[at + 23]) != 0x5A:
+        return -1
+    year = read_number(data, at, at + 4)
+    month = read_number(data, at + 5, at + 7)
+    day = read_number(data, at + 8, at + 10)
+    hour = read_number(data, at + 11, at + 13)
+    minute = read_number(data, at + 14, at + 16)
+    second = read_number(data, at + 17, at + 19)
+    thousandth = read_number(data, at + 20, at + 23)
+    if (
+        year < 1970
+        or month < 1
+        or month > 12
+        or day < 1
+        or hour < 0
+        or minute < 0
+        or second < 0
+        or thousandth < 0
+    ):
+        return -1
+    # Days since 1970 in the Gregorian calendar: years begin in March, so that the odd day comes last.
+    if month <= 2:
+        year -= 1
+        month += 12
+    days: i64 = (
+        365 * year + year // 4 - year // 100 + year // 400 + (153 * (month - 3) + 2) // 5 + day - 719_469
+    )
+    seconds: i64 = days * 86_400 + hour * 3600 + minute * 60 + second
+    return (seconds * 1000 + thousandth) * _MILLISECOND

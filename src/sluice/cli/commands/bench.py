@@ -1,0 +1,270 @@
+"""`sluice bench`: how fast this broker is on this machine, with a broker of its own or one that runs.
+
+Everything that is started or made for it is ended and removed, by Ctrl-C and SIGTERM too. Exit code 5: a message was
+lost, doubled, out of order or refused, and the figures are worth nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from sluice.cli.commands.bench_tables import head, remarks, result_table, warning, warnings_of
+from sluice.cli.support.errors import NOT_REACHABLE, SOMETHING_WRONG, Failure, guarded, wrong_command
+from sluice.cli.support.options import Json
+from sluice.cli.support.output import Output
+from sluice.cli.commands.serve import build
+
+if TYPE_CHECKING:
+    from sluice.bench.results import Result
+    from sluice.bench.scenarios import Size
+    from sluice.bench.measured_broker import Target
+
+NAMES: Final = (
+    *("pubsub", "queue", "strict", "fan-out", "compacted"),
+    *("backlog", "many-queues", "idle", "latency"),
+)
+LEAVES_NOTHING: Final = frozenset({"pubsub", "fan-out", "idle"})  # behind in a broker that is not ours
+LEAST_PAYLOAD: Final = 24
+
+
+def add_to(root: typer.Typer, panel: str) -> None:
+    root.command("bench", rich_help_panel=panel)(bench)
+
+
+def bench(
+    scenarios: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SCENARIO", help=f"Of {', '.join(NAMES)}; all unless named."),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Measure a running broker: mqtt://USER:PASSWORD@HOST:PORT, or mqtts://."
+        ),
+    ] = None,
+    pid: Annotated[
+        int | None,
+        typer.Option(min=1, help="Process of that broker, if it is on this machine: for its CPU and memory."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where our own broker keeps its data; the current directory unless given."
+        ),
+    ] = None,
+    durability: Annotated[
+        str, typer.Option(help="sync or interval: when a publish to a queue is answered.")
+    ] = "sync",
+    seconds: Annotated[
+        float, typer.Option(min=0.1, max=3600, help="How long each scenario is measured.")
+    ] = 5.0,
+    messages: Annotated[
+        int | None, typer.Option(min=1, help="Messages of each scenario, instead of a time.")
+    ] = None,
+    payload: Annotated[
+        int, typer.Option(min=LEAST_PAYLOAD, max=1 << 24, help="Bytes of each message.")
+    ] = 1000,
+    rate: Annotated[float, typer.Option(min=1, help="Messages per second of the scenario latency.")] = 1000.0,
+    connections: Annotated[int, typer.Option(min=1, help="Of the scenario idle.")] = 5000,
+    generators: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=64, help="Processes that make the load; by the number of cores unless given."
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A second each, and less of everything.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the results into this file, as SVG.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Measure the broker on this machine: messages per second and per CPU-second, latency, losses."""
+    with guarded("the benchmark"), _ended_by_sigterm():
+        chosen = _chosen(scenarios)
+        if durability not in ("sync", "interval"):
+            raise wrong_command(f"--durability {durability} is none", "Use sync or interval")
+        if url is not None and data is not None:
+            raise wrong_command(
+                "--data is for our own broker, and --url names another", "Leave one of them out"
+            )
+        if pid is not None and url is None:
+            raise wrong_command(
+                "--pid is the process of the broker that --url names", "Add --url, or leave it out"
+            )
+        if pid is not None and not Path(f"/proc/{pid}").exists():
+            raise wrong_command(
+                f"there is no process {pid} here", "Leave --pid out if the broker is elsewhere"
+            )
+        if plot is not None and (plot.suffix.lower() != ".svg" or not plot.absolute().parent.is_dir()):
+            raise wrong_command(
+                f"{plot} cannot be drawn", "Name a file that ends in .svg, in a directory that is there"
+            )
+        from sluice.bench.measurement import Timing
+        from sluice.bench.scenarios import Size
+
+        wanted = Size(payload, Timing(seconds, messages=messages), rate=rate, connections=connections)
+        if quick:
+            timing = replace(wanted.timing, seconds=min(seconds, 1.0), warm_seconds=0.3)
+            wanted = replace(
+                wanted, timing=timing, backlog=20_000, queues=100, connections=min(connections, 500)
+            )
+        _Run(chosen, wanted, durability, generators, plot, Output(json)).carry_out(url, pid, data)
+
+
+def _chosen(scenarios: Sequence[str] | None) -> list[str]:
+    for name in scenarios or ():
+        if name not in NAMES:
+            raise wrong_command(f"there is no scenario {name!r}", f"Choose of {', '.join(NAMES)}")
+    return [name for name in NAMES if not scenarios or name in scenarios]
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """As by Ctrl-C, so that everything is tidied up."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Run:
+    def __init__(
+        self,
+        chosen: Sequence[str],
+        wanted: Size,
+        durability: str,
+        generators: int | None,
+        plot: Path | None,
+        output: Output,
+    ) -> None:
+        self._chosen = chosen
+        self._wanted = wanted
+        self._durability = durability
+        self._processes = generators or max(1, min(4, len(os.sched_getaffinity(0)) - 1))
+        self._plot = plot
+        self._output = output
+
+    def carry_out(self, url: str | None, pid: int | None, data: Path | None) -> None:
+        from sluice.bench.machine import look_at_disk, look_at_machine
+        from sluice.bench.results import disturbances
+        from sluice.bench.measured_broker import NotReachable, own_broker, scratch
+
+        machine = look_at_machine(build())
+        with ExitStack() as open_:
+            disk = None
+            brokers: Callable[[], AbstractContextManager[Target]]
+            if url is None:
+                folder = open_.enter_context(scratch(data))
+                disk = look_at_disk(folder)
+                brokers = partial(own_broker, folder, self._durability)  # a fresh one for each scenario
+            else:
+                brokers = partial(_left_running, _running(url, pid))
+            seen = url is None or pid is not None
+            warnings = [*machine.warnings, *warnings_of(disk, seen)]
+            if not self._output.as_json:
+                self._output.show(head(machine, disk, url, self._durability, self._processes))
+                self._output.show(*(warning("! ", text) for text in warnings))
+            try:
+                run, results = self._measure(brokers)
+            except NotReachable as fault:
+                raise Failure(fault.what, fault.do, NOT_REACHABLE) from None
+        disturbed = disturbances(results)
+        document = {
+            "machine": asdict(machine),
+            "disk": None if disk is None else asdict(disk),
+            "durability": self._durability,
+            "broker": {"ours": url is None, "seen": seen},
+            "settings": {**asdict(self._wanted), "generators": self._processes},
+            "warnings": [*warnings, *disturbed],
+            "results": [{**asdict(result), "whole": result.is_whole} for result in results],
+        }
+        if self._output.as_json:
+            self._output.data(document)
+        else:
+            self._output.show("", result_table(results, self._output.width), "")
+            self._output.show(*remarks(results, disturbed))
+        if url is not None and not LEAVES_NOTHING.issuperset(self._chosen):
+            self._output.note(
+                f"The queues bench/{run}/... stay in that broker, empty: `sluice queue list` shows them, "
+                "`sluice queue delete` removes them."
+            )
+        if self._plot is not None:
+            from sluice.bench.chart import draw
+
+            self._plot.write_text(draw(document), "utf-8")
+            self._output.note(f"Drawn into {self._plot}.")
+        if not all(result.is_whole for result in results):
+            raise Failure(
+                "messages were lost, doubled, out of order or refused: these figures are worth nothing",
+                "Repeat it; if it happens again, it is a fault of the broker, and worth a report",
+                SOMETHING_WRONG,
+            )
+
+    def _measure(self, brokers: Callable[[], AbstractContextManager[Target]]) -> tuple[int, list[Result]]:
+        from sluice.bench.scenarios import SCENARIOS, Bench
+
+        run = random.getrandbits(30)
+        results: list[Result] = []
+        with _progress() as progress:
+            whole = progress.add_task("", total=len(self._chosen), so_far="")
+            for name in self._chosen:
+                progress.update(whole, description=name, so_far="")
+
+                def tell(count: int) -> None:
+                    progress.update(whole, so_far=f"{count:,} messages")
+
+                with brokers() as target:
+                    one = Bench(target, self._wanted, self._durability, self._processes, tell, run)
+                    results += SCENARIOS[name](one)
+                progress.advance(whole)
+        return run, results
+
+
+def _running(url: str, pid: int | None) -> Target:
+    from sluice.bench.measured_broker import Target, read_address
+
+    try:
+        return Target(read_address(url), pid)
+    except ValueError:
+        raise wrong_command(
+            "--url is not the MQTT address of a broker", "Write it as mqtt://127.0.0.1:1883"
+        ) from None
+
+
+@contextmanager
+def _left_running(target: Target) -> Iterator[Target]:
+    """Somebody else's broker: neither started nor stopped."""
+    yield target
+
+
+def _progress() -> Progress:
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TextColumn("{task.fields[so_far]}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )

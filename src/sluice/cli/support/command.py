@@ -1,0 +1,120 @@
+"""A command that asks a running broker: its own arguments, and those that say where the broker is.
+
+`@command(app, "peek")` registers a function whose first parameter is a `Visit`. The options of `options.COMMON` are
+added behind its own, so that every command has them, spelled and explained alike. Commands that share more than these
+(`sparking.pipeline`) have a visit of their own, made from more options (`registered`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
+
+import typer
+
+from sluice.cli.support.rest_client import Api
+from sluice.cli.support.errors import guarded
+from sluice.cli.support.options import COMMON, Where, find_broker
+from sluice.cli.support.output import Output
+
+P = ParamSpec("P")
+V = TypeVar("V", bound="Visit")
+
+
+class Visit:
+    """One command under way: whom it asks, and where its answer goes."""
+
+    def __init__(self, where: Where, as_json: bool) -> None:
+        self.where = where
+        self.out = Output(as_json)
+        self._api: Api | None = None
+
+    @property
+    def now(self) -> float:
+        """When the answer is shown, not when the command began: so that "in 3 s" agrees with what the broker says."""
+        return time.time()
+
+    @property
+    def api(self) -> Api:
+        """Made when first asked: `verify --data` and `consume` need none."""
+        if self._api is None:
+            self._api = Api(self.where)
+        return self._api
+
+    @property
+    def as_json(self) -> bool:
+        return self.out.as_json
+
+    def answered(self, value: object) -> bool:
+        """With --json the answer is the value as it came; whether that was wanted."""
+        if self.out.as_json:
+            self.out.data(value)
+        return self.out.as_json
+
+    def close(self) -> None:
+        if self._api is not None:
+            self._api.close()
+
+
+def command(
+    app: typer.Typer, name: str, **more: Any
+) -> Callable[[Callable[Concatenate[Visit, P], None]], Callable[Concatenate[Visit, P], None]]:
+    return registered(app, name, COMMON, visit_of, **more)
+
+
+def registered(
+    app: typer.Typer,
+    name: str,
+    shared: Mapping[str, tuple[Any, Any]],
+    begin: Callable[..., V],
+    **more: Any,
+) -> Callable[[Callable[Concatenate[V, P], None]], Callable[Concatenate[V, P], None]]:
+    """`shared` are the options that `begin` makes a visit of: the type and the default of each."""
+
+    def register(function: Callable[Concatenate[V, P], None]) -> Callable[Concatenate[V, P], None]:
+        @functools.wraps(function)
+        def run(**given: Any) -> None:
+            told = {key: given.pop(key) for key in shared}
+            with guarded("the broker"):
+                visit = begin(**told)
+                try:
+                    function(visit, **given)  # type: ignore[call-arg]
+                finally:
+                    visit.close()
+
+        described = _parameters(function, shared)
+        run.__signature__ = inspect.Signature(described)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in described}
+        app.command(name, **more)(run)
+        return function
+
+    return register
+
+
+def visit_of(
+    url: str | None, token: str | None, token_file: Path | None, ca: Path | None, json: bool
+) -> Visit:
+    return Visit(find_broker(url, token, token_file, ca), json)
+
+
+def _parameters(
+    function: Callable[..., None], shared: Mapping[str, tuple[Any, Any]]
+) -> list[inspect.Parameter]:
+    """The function's own, without its visit, then the shared ones."""
+    hints = get_type_hints(function, include_extras=True)
+    own = list(inspect.signature(function).parameters.values())[1:]
+    described = [
+        inspect.Parameter(
+            one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=hints[one.name]
+        )
+        for one in own
+    ]
+    for name, (kind, default) in shared.items():
+        described.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        )
+    return described

@@ -1,0 +1,67 @@
+"""What the shell offers when somebody presses Tab: names that the broker knows, or nothing, and never an error."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from sluice.cli.support.options import find_broker
+
+PATIENCE_SECONDS: Final = 1.0
+
+
+def complete_queue(ctx: typer.Context, incomplete: str) -> list[str]:
+    found = _ask(ctx, "queues", prefix=incomplete, limit=200)
+    return [row["name"] for row in found if row["name"].startswith(incomplete)]
+
+
+def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
+    from sluice.cli.support.rest_client import of_queue
+
+    queue = ctx.params.get("queue") or _argument_before(ctx)
+    if not queue:
+        return []
+    found = _ask(ctx, of_queue(queue, "groups"))
+    return [row["name"] for row in found if row["name"].startswith(incomplete)]
+
+
+def _argument_before(ctx: typer.Context) -> str:
+    """The first argument of the line. An option that waits for its value hides it from the parser."""
+    words = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()
+    after = words[words.index(ctx.info_name) + 1 :] if ctx.info_name in words else []
+    return next((word for word in after if not word.startswith("-")), "")
+
+
+def _ask(ctx: typer.Context, path: str, **parameters: object) -> list[dict[str, Any]]:
+    # A broker that is not there, a token that does not hold, an answer that cannot be read: all the same at a prompt.
+    with suppress(Exception):
+        from sluice.cli.support.rest_client import Api
+
+        given = ctx.params
+        file = given.get("token_file")
+        where = find_broker(given.get("url"), given.get("token"), Path(file) if file else None, None)
+        api = Api(where, answer_seconds=PATIENCE_SECONDS)
+        try:
+            answer: list[dict[str, Any]] = api.get(path, **parameters)
+            return answer
+        finally:
+            api.close()
+    return []
+
+
+Queue = Annotated[
+    str, typer.Argument(metavar="QUEUE", help="Name of the queue.", autocompletion=complete_queue)
+]
+Group = Annotated[
+    str, typer.Argument(metavar="GROUP", help="Name of the group.", autocompletion=complete_group)
+]
+GroupOption = Annotated[
+    str,
+    typer.Option(
+        "--group", "-g", metavar="GROUP", help="Only for this group.", autocompletion=complete_group
+    ),
+]

@@ -1,0 +1,123 @@
+"""Where the broker is and how it is asked: what every command takes, and the variables that stand for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
+
+import typer
+
+from sluice.cli.support.errors import Failure, wrong_command
+
+DEFAULT_URL: Final = "http://127.0.0.1:8080"
+PANEL: Final = "Broker and output"
+
+# What these commands read from the environment. `serve` must not take them for settings.
+VARIABLES: Final = frozenset(
+    {"SLUICE_URL", "SLUICE_TOKEN", "SLUICE_TOKEN_FILE", "SLUICE_CA", "SLUICE_MQTT", "SLUICE_TRACEBACK"}
+)
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", help=f"REST address of the broker (SLUICE_URL; {DEFAULT_URL}).", rich_help_panel=PANEL
+    ),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOKEN",
+        help="Token for it (SLUICE_TOKEN). A command line can be seen by others: prefer the variable or a file.",
+        rich_help_panel=PANEL,
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="File with the token (SLUICE_TOKEN_FILE).", rich_help_panel=PANEL),
+]
+Ca = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Trust certificates signed by this CA, PEM (SLUICE_CA).", rich_help_panel=PANEL
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="JSON on stdout, and nothing else there.", rich_help_panel=PANEL)
+]
+COMMON: Final[dict[str, tuple[Any, Any]]] = {
+    "url": (Url, None),
+    "token": (Token, None),
+    "token_file": (TokenFile, None),
+    "ca": (Ca, None),
+    "json": (Json, False),
+}
+
+# Said by several commands, with one meaning.
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
+ToAll = Annotated[bool, typer.Option("--to-all", help="To every group, not only to the one that failed.")]
+
+
+@dataclass(frozen=True)
+class Where:
+    """The broker, as given by flags and variables."""
+
+    url: str
+    token: str = field(repr=False)
+    ca: Path | None
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).hostname or "127.0.0.1"
+
+
+def find_broker(
+    url: str | None,
+    token: str | None,
+    token_file: Path | None,
+    ca: Path | None,
+    environ: Mapping[str, str] = os.environ,
+) -> Where:
+    """A flag goes before its variable, a token before a file with one."""
+    ca = ca or (Path(environ["SLUICE_CA"]) if environ.get("SLUICE_CA") else None)
+    if not token and token_file is None:
+        token = environ.get("SLUICE_TOKEN", "").strip()
+        if not token and environ.get("SLUICE_TOKEN_FILE"):
+            token_file = Path(environ["SLUICE_TOKEN_FILE"])
+    if not token and token_file is not None:
+        token = _read_token(token_file)
+    token = (token or "").strip()
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise wrong_command(
+            "the token holds signs that no token has", "Give it as it was made, one line without spaces"
+        )
+    return Where(_checked_url(url or environ.get("SLUICE_URL") or DEFAULT_URL, url is None), token, ca)
+
+
+def _read_token(file: Path) -> str:
+    try:
+        return file.read_text("utf-8", errors="replace")
+    except OSError as fault:
+        raise Failure(
+            f"cannot read the token in {file}: {fault.strerror}", "Give --token-file a file that you may read"
+        ) from None
+
+
+def _checked_url(url: str, from_variable: bool) -> str:
+    source = "SLUICE_URL" if from_variable else "--url"
+    given = url if "://" in url else f"http://{url}"
+    try:
+        parts = urlsplit(given)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise wrong_command(
+            f"{source} is not the address of a broker's REST door",
+            f"Write it as {DEFAULT_URL}; the MQTT address goes into --mqtt or SLUICE_MQTT",
+        )
+    return given.rstrip("/").removesuffix("/api/v1")

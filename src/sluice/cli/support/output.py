@@ -1,0 +1,165 @@
+"""What a command shows: tables and sentences for people on stdout, or JSON and nothing else.
+
+Colour is for terminals (`NO_COLOR` switches it off there too). Written to a file or a pipe, a table is as wide as it
+needs to be and its lines have no trailing blanks, so that `grep` and `awk` see whole values. Notes, questions and
+progress go to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import typer
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from sluice.cli.support.errors import wrong_command
+from sluice.cli.support.formatting import visible
+
+UNBOUNDED: Final = 10_000
+CUT_WHEN_PIPED: Final = 200  # of a payload in a table
+LEAST: Final = 16  # of a payload, however narrow the terminal
+MANY: Final = 100  # from here on work is long enough for a progress bar
+
+GOOD: Final = "green"
+BAD: Final = "red"
+WARN: Final = "yellow"
+FAINT: Final = "dim"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    head: str
+    number: bool = False  # right-aligned, never folded
+    cut: bool = False  # gives way first: cut to what is left of the line
+    style: str = ""
+
+
+def styled(text: str, style: str = "", lines: bool = False) -> Text:
+    """The only way for a text to come to the terminal: what could steer it is written as escapes."""
+    return Text(visible(text, lines), style=style)
+
+
+class Output:
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        piped = not sys.stdout.isatty() and not os.environ.get("COLUMNS")
+        self.console = Console(
+            file=sys.stdout, width=UNBOUNDED if piped else None, highlight=False, markup=False, emoji=False
+        )
+        self._notes = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
+
+    @property
+    def width(self) -> int:
+        return self.console.width
+
+    @property
+    def payload_width(self) -> int:
+        """More of a payload than this is not shown in a table."""
+        return min(CUT_WHEN_PIPED, self.console.width)
+
+    def data(self, value: object) -> None:
+        """One JSON document."""
+        print(json.dumps(value, indent=2, ensure_ascii=False))
+
+    def line(self, value: object) -> None:
+        """One JSON document of several, on a line of its own and out at once."""
+        print(json.dumps(value, separators=(",", ":"), ensure_ascii=False), flush=True)
+
+    def show(self, *parts: RenderableType) -> None:
+        # Rich ends the process by itself when nobody reads; so it renders, and we write.
+        with self.console.capture() as captured:
+            for part in parts:
+                self.console.print(styled(part, lines=True) if isinstance(part, str) else part)
+        text = captured.get()
+        if not self.console.is_terminal:
+            text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+        sys.stdout.write(text)
+
+    def note(self, text: str) -> None:
+        """For whoever watches, not for the next program."""
+        self._notes.print(styled(text, lines=True), style=FAINT, soft_wrap=True)
+
+    def confirm(self, question: str, yes: bool) -> None:
+        """Return when it may be done; otherwise end the command, done nothing."""
+        if yes:
+            return
+        if not sys.stdin.isatty():
+            raise wrong_command(f"{question} Nobody is here to answer", "Add --yes to do it without asking")
+        if not typer.confirm(visible(question), err=True):
+            self.note("Nothing was changed.")
+            raise typer.Exit(1)
+
+    def progress(self, total: int | None) -> Progress:
+        """A bar on stderr, for a terminal and work of some length."""
+        hidden = not self._notes.is_terminal or (total is not None and total < MANY)
+        return Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            console=self._notes,
+            transient=True,
+            disable=hidden,
+        )
+
+    def working(self) -> Progress:
+        """The same for work of which nobody knows how far it has come: that it goes on, and for how long."""
+        return Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=self._notes,
+            transient=True,
+            disable=self.as_json or not self._notes.is_terminal,
+        )
+
+
+def table(columns: Sequence[Column], rows: Iterable[Sequence[str | Text]], width: int = UNBOUNDED) -> Table:
+    """Columns two blanks apart. Numbers stay whole and names fold; one `cut` column gets what is left of `width`."""
+    cells = [[styled(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    wide = [
+        max([len(column.head), *(cell_len(row[nth].plain) for row in cells)])
+        for nth, column in enumerate(columns)
+    ]
+    others = sum(2 + size for size, column in zip(wide, columns) if not column.cut)
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        grid.add_column(
+            column.head,
+            justify="right" if column.number else "left",
+            no_wrap=column.number or column.cut,
+            overflow="ellipsis" if column.cut else "fold",
+            style=column.style,
+            max_width=max(LEAST, width - others) if column.cut else None,
+        )
+    for row in cells:
+        grid.add_row(*row)
+    return grid
+
+
+def facts(pairs: Iterable[tuple[str, str | Text]]) -> Table:
+    """Names and values, one below the other."""
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    grid.add_column(style=FAINT, no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in pairs:
+        grid.add_row(visible(name), styled(value) if isinstance(value, str) else value)
+    return grid

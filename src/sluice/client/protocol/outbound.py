@@ -1,0 +1,273 @@
+"""Messages on their way to the server: the sending half of QoS 0, 1 and 2 (MQTT 5.0 sections 4.3, 4.4, 4.9).
+
+    waiting ──send──> inflight ──PUBACK──> done            QoS 1
+                      inflight ──PUBREC──> releasing ──PUBCOMP──> done   QoS 2
+    waiting ──send──> done                                 QoS 0
+
+`waiting` is first in, first out over all QoS, so the order of publishing is the order on the line. Inflight and
+releasing together never exceed the server's Receive Maximum; that sum is computed, not counted, so it cannot drift.
+No socket, no clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from sluice.client.errors import Unsupported
+from sluice.client.protocol.pending import Outgoing
+from sluice.client.protocol.write_buffer import FULL, Output
+from sluice.client.protocol.server_info import ServerInfo
+from sluice.errors import ProtocolViolation
+from sluice.wire.encode import hop_properties, size_of_publish, write_ack, write_publish
+from sluice.wire.packets import Ack
+from sluice.wire.properties import PUBREL
+from sluice.wire.reasons import PACKET_IDENTIFIER_NOT_FOUND
+
+# Identifiers kept back for SUBSCRIBE and UNSUBSCRIBE, however many publishes are in flight.
+RESERVED: Final = 1_024
+MOST_INFLIGHT: Final = 0xFFFF - RESERVED
+
+
+class PacketIds:
+    """The identifiers in use; the next one is always the longest unused."""
+
+    __slots__ = ("_next", "used")
+
+    def __init__(self) -> None:
+        self.used: set[int] = set()
+        self._next = 1
+
+    def take(self) -> int:
+        used = self.used
+        found = self._next
+        while found in used:
+            found = found + 1 if found < 0xFFFF else 1
+        used.add(found)
+        self._next = found + 1 if found < 0xFFFF else 1
+        return found
+
+
+class Outbox:
+    def __init__(
+        self, version: int, ids: PacketIds, output: Output, inflight_limit: int, use_aliases: bool
+    ) -> None:
+        self.version = version
+        self.open = False  # a connection is there, past its CONNACK
+        self.paused = False  # the transport's buffer is full
+        self.waiting: deque[Outgoing] = deque()
+        self.inflight: dict[int, Outgoing] = {}
+        self.releasing: dict[int, Outgoing] = {}
+        self.held_bytes = 0
+        self._ids = ids
+        self._output = output
+        self._server = ServerInfo()
+        self._limited = False
+        self._inflight_limit = min(inflight_limit, MOST_INFLIGHT)
+        self._window = self._inflight_limit
+        self._use_aliases = use_aliases
+        self._aliases: dict[bytes, int] = {}
+
+    @property
+    def unconfirmed(self) -> int:
+        return len(self.waiting) + len(self.inflight) + len(self.releasing)
+
+    def publish(self, outgoing: Outgoing) -> None:
+        """Send now what may be sent now, and keep the rest in order."""
+        if (
+            self.open
+            and not self.paused
+            and not self.waiting
+            and len(self._output.writer) < FULL
+            and (outgoing.packet.qos == 0 or len(self.inflight) + len(self.releasing) < self._window)
+        ):
+            fault = self._fault_of(outgoing) if self._limited else None
+            if fault is not None:
+                raise fault
+            self.held_bytes += outgoing.size
+            self._send(outgoing)
+            self._output.touch()
+        else:
+            if self.open and self._limited:
+                fault = self._fault_of(outgoing)
+                if fault is not None:
+                    raise fault
+            self.held_bytes += outgoing.size
+            self.waiting.append(outgoing)
+
+    def withdraw(self, outgoing: Outgoing) -> bool:
+        """Take back a message that was never sent; False when it is too late for that."""
+        if outgoing.done or outgoing.packet.packet_id or outgoing not in self.waiting:
+            return False
+        self.waiting.remove(outgoing)
+        self.held_bytes -= outgoing.size
+        return True
+
+    def pump(self) -> None:
+        """Send from `waiting` as far as the connection, the server's window and this turn's buffer allow."""
+        waiting = self.waiting
+        if not waiting or not self.open or self.paused:
+            return
+        writer = self._output.writer
+        sent = False
+        while waiting and len(writer) < FULL:
+            outgoing = waiting[0]
+            if outgoing.packet.qos and len(self.inflight) + len(self.releasing) >= self._window:
+                break
+            waiting.popleft()
+            fault = self._fault_of(outgoing) if self._limited else None
+            if fault is None:
+                self._send(outgoing)
+                sent = True
+            else:  # it was accepted for another connection, whose server allowed more
+                self._forget(outgoing)
+                outgoing.fail(fault)
+        if sent:
+            self._output.touch()
+
+    def begin(self, server: ServerInfo, session_present: bool) -> None:
+        """A connection is open. What the last one left unanswered goes out first, in its order.
+
+        The server kept the session: messages as duplicates, and the PUBREL of those it had received [MQTT-4.4.0-1].
+        It did not: all of it as new messages. A server may publish a QoS 2 message only at the PUBREL, so one that
+        it had received may be gone with the session; sending it again can double it, not sending it can lose it."""
+        self._server = server
+        self._window = min(server.receive_maximum, self._inflight_limit)
+        self._limited = server.limits_publishing
+        self._aliases = {}
+        self.open = True
+        again = list(self.inflight.values())
+        self.inflight = {}
+        if session_present:
+            for packet_id in self.releasing:
+                write_ack(self._output.writer, PUBREL, packet_id, 0, None, self.version)
+                self._output.touch()
+        else:
+            again = [*self.releasing.values(), *again]
+            self.releasing = {}
+        for outgoing in again:
+            outgoing.packet.dup = session_present
+        self.waiting.extendleft(reversed(again))
+        self.pump()
+
+    def end(self) -> None:
+        """The connection is gone. Nothing is forgotten."""
+        self.open = False
+        self.paused = False
+
+    def acknowledged(self, ack: Ack) -> None:
+        """PUBACK."""
+        packet_id = int(ack.packet_id)
+        outgoing = self.inflight.pop(packet_id, None)
+        if outgoing is None:
+            return  # an answer to a message given up with its session
+        if outgoing.packet.qos != 1:
+            self.inflight[packet_id] = outgoing
+            raise ProtocolViolation("the server answered a QoS 2 message with PUBACK")
+        self._forget(outgoing)
+        outgoing.settle(ack)
+
+    def received(self, ack: Ack) -> None:
+        """PUBREC."""
+        packet_id = int(ack.packet_id)
+        outgoing = self.inflight.get(packet_id)
+        reason = 0
+        if outgoing is None:
+            if packet_id not in self.releasing:
+                reason = PACKET_IDENTIFIER_NOT_FOUND
+        else:
+            if outgoing.packet.qos != 2:
+                raise ProtocolViolation("the server answered a QoS 1 message with PUBREC")
+            del self.inflight[packet_id]
+            if ack.reason >= 0x80:
+                self._forget(outgoing)
+                outgoing.settle(ack)
+                return
+            self.releasing[packet_id] = outgoing
+            outgoing.properties = ack.properties
+            outgoing.reason = int(ack.reason)
+        write_ack(self._output.writer, PUBREL, packet_id, reason, None, self.version)
+        self._output.touch()
+
+    def completed(self, ack: Ack) -> None:
+        """PUBCOMP."""
+        outgoing = self.releasing.pop(int(ack.packet_id), None)
+        if outgoing is not None:
+            self._forget(outgoing)
+            outgoing.settle(ack)
+
+    def fail(self, error: Exception) -> None:
+        """Nothing will be answered any more."""
+        left = [*self.releasing.values(), *self.inflight.values(), *self.waiting]
+        self.waiting.clear()
+        self.inflight = {}
+        self.releasing = {}
+        for outgoing in left:
+            self._forget(outgoing)
+            outgoing.fail(error)
+
+    def _forget(self, outgoing: Outgoing) -> None:
+        self.held_bytes -= outgoing.size
+        self._ids.used.discard(int(outgoing.packet.packet_id))
+
+    def _send(self, outgoing: Outgoing) -> None:
+        packet = outgoing.packet
+        topic = packet.topic
+        if self._use_aliases:
+            topic = self._shorten(outgoing)
+        extra = b"" if packet.expiry < 0 and packet.alias == 0 else hop_properties(packet)
+        qos = packet.qos
+        if qos:
+            packet_id = packet.packet_id
+            if packet_id == 0:
+                packet_id = packet.packet_id = self._ids.take()
+            self.inflight[packet_id] = outgoing
+            write_publish(
+                self._output.writer,
+                packet,
+                topic,
+                qos,
+                packet.retain,
+                packet.dup,
+                packet_id,
+                extra,
+                self.version,
+            )
+        else:
+            write_publish(self._output.writer, packet, topic, 0, packet.retain, False, 0, extra, self.version)
+            self.held_bytes -= outgoing.size
+            outgoing.settle(None)
+
+    def _shorten(self, outgoing: Outgoing) -> bytes:
+        """The topic to write, and the alias beside it: the first topics of a connection get the aliases there are."""
+        topic = outgoing.packet.topic
+        alias = self._aliases.get(topic)
+        if alias is not None:
+            outgoing.packet.alias = alias
+            return b""
+        outgoing.packet.alias = 0
+        if len(self._aliases) < self._server.topic_alias_maximum:
+            outgoing.packet.alias = self._aliases[topic] = len(self._aliases) + 1
+        return topic
+
+    def _fault_of(self, outgoing: Outgoing) -> Unsupported | None:
+        """Why this server would end the connection over this message, judged before it is sent."""
+        packet = outgoing.packet
+        server = self._server
+        if packet.qos > server.maximum_qos:
+            return Unsupported(
+                f"this server takes at most QoS {server.maximum_qos}",
+                f"Publish with qos={server.maximum_qos}",
+            )
+        if packet.retain and not server.retain_available:
+            return Unsupported("this server keeps no retained messages", "Publish with retain=False")
+        if server.maximum_packet_size is not None:
+            spare = 8 if self._use_aliases else 5  # properties that are added when the message is sent
+            extra = b"\0" * spare if packet.expiry >= 0 or self._use_aliases else b""
+            size = int(size_of_publish(packet, packet.topic, packet.qos, extra, self.version))
+            if size > server.maximum_packet_size:
+                return Unsupported(
+                    f"the message makes a packet of {size} bytes and this server takes {server.maximum_packet_size}",
+                    "Send a smaller payload, or raise the server's maximum packet size",
+                )
+        return None

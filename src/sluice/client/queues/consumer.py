@@ -1,0 +1,249 @@
+"""A member of a consumer group, as an async iterator over its deliveries.
+
+    async with client.consumer("tasks", group="workers") as tasks:
+        async for task in tasks:
+            ...
+            await task.ack()
+
+At the end it gives back what is not settled, so that others get it at once and nothing counts as a failure. When the
+server loses the session, what waits here unread is dropped: the broker gives it again, perhaps to somebody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from sluice.client.queues.delivery import Delivery
+from sluice.client.errors import ClientClosed, ClientError, Unsupported
+from sluice.client.net.receive_buffer import Inbox
+from sluice.client.message import Message
+from sluice.client.queues.publisher import QUEUE_PREFIX
+from sluice.client.queues.replies import ReplyOptions
+from sluice.client.queues.settler import Settler
+from sluice.wire.packets import V5
+
+if TYPE_CHECKING:
+    from sluice.client.client import Client
+
+LEAVE_SECONDS: Final = 5.0  # for the broker to hear that we go
+NOTHING: Final = "sluice/nothing"  # a filter that nobody subscribes to
+
+
+class Consumer:
+    """Made by `client.consumer(...)`; it subscribes when it is entered or first asked for a delivery."""
+
+    def __init__(
+        self,
+        client: Client,
+        queue: str,
+        group: str | None,
+        prefetch: int | None,
+        start: str | None,
+        priority: int | None,
+        exclusive: bool,
+    ) -> None:
+        self.queue = queue.removeprefix(QUEUE_PREFIX)
+        self.group = group
+        self.settler = Settler(client)
+        self._client = client
+        self._explicit = client.options.version == V5
+        self._wishes = {
+            "consumer-group": group,
+            "prefetch": None if prefetch is None else str(prefetch),
+            "start": start,
+            "consumer-priority": None if priority is None else str(priority),
+            "exclusive": "true" if exclusive else None,
+        }
+        self._inbox: Inbox[Delivery] = Inbox(0xFFFF)
+        self._filter = ""
+        self._closed = False
+
+    # Joining and leaving
+
+    async def open(self) -> None:
+        """Join the group. Done by itself on entering, and before the first delivery."""
+        if self._filter:
+            return
+        if self._closed:
+            raise ClientClosed("the consumer is closed", "Make a new one with client.consumer(...)")
+        client = self._client
+        if self._explicit:
+            topic_filter = topic = QUEUE_PREFIX + self.queue
+        else:
+            topic_filter = f"{QUEUE_PREFIX}{self.queue}/$group/{self._group_by_name()}"
+            topic = f"{QUEUE_PREFIX}{self.queue}/$msg/#"
+        if client.switch.serves(topic):  # the broker knows one member per client and queue
+            raise Unsupported(
+                f"this client consumes {self.queue!r} already",
+                "Take from that consumer, close it first, or use a second client for another group",
+            )
+        self._filter = topic_filter
+        client.switch.add(topic, self)
+        try:
+            await self._subscribe()
+        except BaseException:
+            client.switch.remove(self)
+            self._filter = ""
+            raise
+
+    async def _subscribe(self) -> None:
+        wishes = {name: value for name, value in self._wishes.items() if value is not None}
+        await self._client.subscribe(self._filter, qos=1, user=wishes if self._explicit else None)
+
+    def _group_by_name(self) -> str:
+        """3.1.1 names its group in the topic, and has no other wishes."""
+        given = [
+            name for name, value in self._wishes.items() if value is not None and name != "consumer-group"
+        ]
+        if given:
+            raise Unsupported(
+                f"MQTT 3.1.1 cannot carry {', '.join(given)}", "Connect with version=5, or leave it out"
+            )
+        client_id = self._client.client_id
+        group = self.group or client_id.rpartition("-")[0] or client_id
+        if not group:
+            raise Unsupported("a consumer of MQTT 3.1.1 needs a group", "Give group, or a client_id")
+        return group
+
+    async def set_prefetch(self, prefetch: int) -> None:
+        """Change how many unsettled deliveries this consumer takes. With 0 it takes nothing more: other members of
+        the group get its partitions at once, and it can still settle what it holds."""
+        if self._explicit and self._filter:
+            self._wishes["prefetch"] = str(prefetch)
+            await self._subscribe()
+
+    async def close(self) -> None:
+        """Leave the group: what is not settled is given back, uncounted."""
+        self._closed = True
+        if not self._filter:
+            return
+        client = self._client
+        try:
+            if client.is_connected:
+                async with asyncio.timeout(LEAVE_SECONDS):
+                    # The answer to a question without meaning stands in the stream behind all that is on its way to us.
+                    await client.unsubscribe(NOTHING, check=False)
+                    self.give_back(self.settler.unsettled())
+                    await client.unsubscribe(
+                        self._filter, check=False
+                    )  # in one write with what is given back
+        except (TimeoutError, ClientError):
+            pass  # then the broker will find out by itself
+        finally:
+            client.forget_subscription(self._filter)
+            client.switch.remove(self)
+            self._filter = ""
+            self._inbox.end(None)
+
+    def give_back(self, deliveries: list[Delivery]) -> None:
+        """Release them, all in one go."""
+        for one in deliveries:
+            one.settled = True
+        self.settler.flush()
+        self._say_of_all("$release", deliveries)
+
+    def extend(self, deliveries: list[Delivery]) -> None:
+        """Restart their deadlines, all in one go."""
+        self._say_of_all("$extend", deliveries)
+
+    def _say_of_all(self, verb: str, deliveries: list[Delivery]) -> None:
+        by_topic: dict[str, list[Delivery]] = {}
+        for one in deliveries:
+            by_topic.setdefault(one.topic, []).append(one)
+        for topic, some in by_topic.items():
+            self.settler.say_of_all(topic, verb, some)
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # Taking
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        delivery = await self.take()
+        if delivery is None:
+            raise StopAsyncIteration
+        return delivery
+
+    async def take(self, timeout: float | None = None) -> Delivery | None:
+        """The next delivery; None after the end. TimeoutError when none comes in time. A cancelled take loses
+        nothing."""
+        if timeout is not None:
+            async with asyncio.timeout(timeout):
+                return await self.take()
+        if not self._filter and not self._closed:
+            await self.open()
+        while True:
+            delivery = await self._inbox.take()
+            if delivery is None:
+                return None
+            if not delivery.settled:
+                delivery.taken = True
+                return delivery
+
+    def take_waiting(self) -> list[Delivery]:
+        """What is here and was not taken yet, without waiting."""
+        waiting = [one for one in self._inbox.take_waiting() if not one.settled]
+        for one in waiting:
+            one.taken = True
+        return waiting
+
+    def first_waiting(self) -> Delivery | None:
+        """Return the delivery that is taken next, or None if none is here."""
+        return self._inbox.first()
+
+    @property
+    def buffered(self) -> int:
+        """How many deliveries are here and not taken yet."""
+        return len(self._inbox)
+
+    # What deliveries call
+
+    async def settle(self, delivery: Delivery, verb: str, told: list[tuple[str, str]], confirm: bool) -> bool:
+        if delivery.settled:
+            return False
+        if verb == "$ack" and not confirm:
+            self.settler.ack_soon(delivery)
+            return True
+        answer = self.settler.say(delivery, verb, told)
+        if confirm:
+            await answer
+        return True
+
+    async def reply(self, message: Message, payload: object, options: ReplyOptions) -> None:
+        await self._client.reply(message, payload, **options)
+
+    # What the switch calls
+
+    def receive(self, message: Message) -> None:
+        if self._explicit:
+            self._client.acknowledge(message)  # the line is free; the queue waits for the settlement
+        delivery = Delivery(message, self)
+        if self.settler.take(delivery):
+            self._inbox.put(delivery)
+
+    def line_is_new(self) -> None:
+        self.settler.line += 1
+
+    def session_lost(self) -> None:
+        for delivery in self._inbox.take_waiting():
+            self.settler.drop(delivery)
+
+    def flush(self) -> None:
+        self.settler.flush()
+
+    async def leave(self) -> None:
+        await self.close()
+
+    def end(self, error: ClientError | None) -> None:
+        self._inbox.end(error)

@@ -1,0 +1,192 @@
+"""Publishing to a queue, with an answer for each message.
+
+Every message gets a `message-id`. So a message whose answer was lost with the connection can be sent again without
+being stored twice: the queue knows ids for as long as its dedup window (2 minutes unless configured).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, TypedDict, Unpack
+
+from sluice.client.net.confirm import Confirm, finished
+from sluice.client.errors import ClientError, TooManyUnconfirmed, Unsupported
+from sluice.client.options import UserProperties, user_pairs
+from sluice.client.payload_codecs import encode_payload
+from sluice.client.protocol.publish_packet import PublishProperties, make_publish
+from sluice.wire.packets import V5
+
+if TYPE_CHECKING:
+    from sluice.client.client import Client
+
+QUEUE_PREFIX: Final = "$queue/"
+BREATH: Final = 256  # messages of `send_many` after which others get their turn
+
+
+class SendOptions(TypedDict, total=False):
+    """What a message may ask of its queue. Times are seconds, or text such as "5m"."""
+
+    id: str | None
+    key: str | None
+    priority: int | None
+    delay: float | str | None
+    deliver_at: datetime | str | None
+    expiry_seconds: int | None
+    headers: UserProperties | None
+    content_type: str | None
+    response_topic: str | None
+    correlation_data: bytes | None
+
+
+@dataclass(slots=True)
+class Draft:
+    """A message that is not sent yet, for `send_many`: a payload and the options of `send`."""
+
+    payload: object
+    id: str | None = None
+    key: str | None = None
+    priority: int | None = None
+    delay: float | str | None = None
+    deliver_at: datetime | str | None = None
+    expiry_seconds: int | None = None
+    headers: UserProperties | None = None
+    content_type: str | None = None
+    response_topic: str | None = None
+    correlation_data: bytes | None = None
+
+
+_OPTIONS: Final = tuple(field.name for field in fields(Draft))[1:]
+
+
+class SomeRefused(ClientError):
+    """Of several messages some were not stored. `refused` has the place of each in the order given, and why; what is
+    not in it is stored."""
+
+    def __init__(self, refused: dict[int, Exception], count: int) -> None:
+        first = next(iter(refused.values()))
+        super().__init__(
+            f"{len(refused)} of {count} messages were not stored, the first because: {first}",
+            "Send those in `refused` again when the cause is mended",
+        )
+        self.refused = refused
+
+
+class Publisher:
+    """`await publisher.send(payload)` returns when the message is on disk. Made by `client.publisher("tasks")`."""
+
+    def __init__(self, client: Client, queue: str) -> None:
+        self.queue = queue.removeprefix(QUEUE_PREFIX)
+        self.topic = QUEUE_PREFIX + self.queue
+        self._client = client
+        self._name = secrets.token_hex(8)
+        self._count = 0
+
+    async def send(self, payload: object, **options: Unpack[SendOptions]) -> str:
+        """Publish and wait until it is stored, across reconnects; the message id. `PublishRefused` when the queue does
+        not take it. Cancelled, it is taken back if it has not been sent yet."""
+        confirm, name = self._confirm(Draft(payload, **options))
+        client = self._client
+        if not client.has_room:
+            await client.room()
+        client.submit(confirm)
+        try:
+            await finished(confirm)
+        except asyncio.CancelledError:
+            client.withdraw(confirm)
+            raise
+        confirm.result()
+        return name
+
+    def send_nowait(self, payload: object, **options: Unpack[SendOptions]) -> Confirm:
+        """Publish without waiting. Await the `Confirm`, or `client.drain()` for all of them."""
+        confirm, _ = self._confirm(Draft(payload, **options))
+        if not self._client.has_room:
+            raise TooManyUnconfirmed(self._client.unconfirmed, self._client.unconfirmed_bytes)
+        self._client.submit(confirm)
+        return confirm
+
+    async def send_many(self, payloads: Iterable[object]) -> list[str]:
+        """Publish payloads, or `Draft`s where they need options, as fast as the broker takes them; their ids, when all
+        are stored. What is refused does not hold up the rest: `SomeRefused` tells of it at the end."""
+        client = self._client
+        names: list[str] = []
+        refused: dict[int, Exception] = {}
+        under_way: deque[Confirm] = (
+            deque()
+        )  # answered ones are let go at once: a million messages are not held
+        for one in payloads:
+            confirm, name = self._confirm(one if isinstance(one, Draft) else Draft(one))
+            if not client.has_room:
+                await client.room()
+            client.submit(confirm)
+            names.append(name)
+            if len(names) % BREATH == 0:
+                await asyncio.sleep(0)
+            under_way.append(confirm)
+            while under_way and under_way[0].done:
+                _look_at(under_way.popleft(), len(names) - len(under_way) - 1, refused)
+        while under_way:
+            await finished(under_way[0])
+            _look_at(under_way.popleft(), len(names) - len(under_way) - 1, refused)
+        if refused:
+            raise SomeRefused(refused, len(names))
+        return names
+
+    def _confirm(self, draft: Draft) -> tuple[Confirm, str]:
+        payload, content_type = encode_payload(draft.payload)
+        version = self._client.options.version
+        if version != V5:
+            told = [name for name in _OPTIONS if getattr(draft, name) is not None]
+            if told:
+                raise Unsupported(
+                    f"MQTT 3.1.1 cannot carry {', '.join(told)}", "Connect with version=5, or leave them out"
+                )
+            return Confirm(make_publish(version, self.topic, payload, 1, False, {})), ""
+        name = draft.id
+        if name is None:
+            self._count += 1
+            name = f"{self._name}.{self._count}"
+        user = [("message-id", name)]
+        if draft.key is not None:
+            user.append(("partition-key", draft.key))
+        if draft.priority is not None:
+            user.append(("priority", str(draft.priority)))
+        if draft.delay is not None:
+            user.append(("delay", duration_text(draft.delay)))
+        if draft.deliver_at is not None:
+            user.append(("deliver-at", _moment_text(draft.deliver_at)))
+        if draft.headers is not None:
+            user += user_pairs(draft.headers)
+        given: PublishProperties = {"user": user}
+        if draft.content_type is not None or content_type is not None:
+            given["content_type"] = draft.content_type or content_type
+        if draft.expiry_seconds is not None:
+            given["expiry_seconds"] = draft.expiry_seconds
+        if draft.response_topic is not None:
+            given["response_topic"] = draft.response_topic
+        if draft.correlation_data is not None:
+            given["correlation_data"] = draft.correlation_data
+        return Confirm(make_publish(version, self.topic, payload, 1, False, given)), name
+
+
+def _look_at(confirm: Confirm, place: int, refused: dict[int, Exception]) -> None:
+    if confirm.error is not None:
+        refused[place] = confirm.error
+
+
+def duration_text(value: float | str) -> str:
+    """Seconds, or text, as the broker reads durations."""
+    return value if isinstance(value, str) else f"{round(value * 1000)}ms"
+
+
+def _moment_text(value: datetime | str) -> str:
+    if isinstance(value, str):
+        return value
+    if value.tzinfo is None:
+        raise Unsupported(f"deliver_at {value} has no time zone", "Give it one: datetime.now(UTC)")
+    return value.astimezone(UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,61 @@
+"""Where an answer goes, and how the one who asked knows it.
+
+MQTT 5.0 has properties for that, and clients that cannot set them use user properties `response-topic` and
+`correlation-id`. Both are read, and an answer carries both, so that either kind of client can be at either end.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from sluice.client.net.confirm import Confirm
+from sluice.client.errors import Unsupported
+from sluice.client.message import Message
+from sluice.client.options import UserProperties, user_pairs
+from sluice.client.payload_codecs import encode_payload
+from sluice.client.protocol.publish_packet import PublishProperties, make_publish
+from sluice.wire.properties import Properties
+
+
+class ReplyOptions(TypedDict, total=False):
+    headers: UserProperties | None
+    content_type: str | None
+
+
+def response_topic_of(properties: Properties) -> str | None:
+    """Where the sender wants its answer; None: it wants none."""
+    return properties.response_topic or _named(properties, "response-topic")
+
+
+def correlation_of(properties: Properties) -> bytes | None:
+    data = properties.correlation_data
+    if data is not None:
+        return data
+    text = _named(properties, "correlation-id")
+    return None if text is None else text.encode()
+
+
+def make_reply(version: int, message: Message, payload: object, options: ReplyOptions) -> Confirm:
+    """The answer to `message`, at QoS 1."""
+    asked = message.properties
+    topic = response_topic_of(asked)
+    if topic is None:
+        raise Unsupported(
+            f"the message on {message.topic!r} asks for no answer",
+            "Reply only to messages with a response topic; `client.request` sets one",
+        )
+    body, content_type = encode_payload(payload)
+    user = user_pairs(options.get("headers") or ())
+    given: PublishProperties = {"content_type": options.get("content_type") or content_type, "user": user}
+    correlation = correlation_of(asked)
+    if correlation is not None:
+        given["correlation_data"] = correlation
+        try:
+            user.append(("correlation-id", correlation.decode()))
+        except UnicodeDecodeError:
+            pass  # bytes that are no text came as bytes, and their owner reads bytes
+    return Confirm(make_publish(version, topic, body, 1, False, given))
+
+
+def _named(properties: Properties, name: str) -> str | None:
+    return next((value for key, value in properties.user if key == name), None)

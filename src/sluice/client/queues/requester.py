@@ -1,0 +1,173 @@
+"""Asking and waiting for the answer: one subscription per client, one line per open question.
+
+Answers go to `$queue/responses/<client id>/<chance>/<number>`. A Sluice broker keeps them for a while if our connection
+is down; for any other broker it is a topic like any other. The client id is there for access rules
+(`responses/%c/#`), chance so that nobody can guess where answers go. An answer is known by its correlation data, by its
+`correlation-id`, or by the topic it came on, whichever the responder has kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import secrets
+from typing import TYPE_CHECKING, Any, Final
+
+from sluice.client.net.confirm import Confirm, finished
+from sluice.client.errors import ClientClosed, ClientError, Unsupported
+from sluice.client.message import Message
+from sluice.client.options import UserProperties, user_pairs
+from sluice.client.payload_codecs import encode_payload
+from sluice.client.protocol.publish_packet import PublishProperties, make_publish
+from sluice.client.queues.replies import correlation_of
+from sluice.wire.packets import V5
+
+if TYPE_CHECKING:
+    from sluice.client.client import Client
+
+RESPONSES: Final = "$queue/responses/"
+_LEVEL: Final = re.compile(r"[^/+#$\0]+")
+
+
+class RequestTimeout(ClientError, TimeoutError):
+    """Nobody answered in time. The request may still be worked on."""
+
+    def __init__(self, topic: str, seconds: float) -> None:
+        super().__init__(
+            f"no answer from {topic!r} within {seconds:g} s",
+            "Check that a responder runs, or give a longer timeout",
+        )
+
+
+class Requester:
+    """The open questions of one client."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._name = _place_for(client.client_id)
+        self._count = 0
+        self._open: dict[bytes, asyncio.Future[Message]] = {}
+        self._by_topic: dict[str, bytes] = {}
+        self._subscribing: asyncio.Task[None] | None = None
+
+    async def ask(
+        self,
+        topic: str,
+        payload: object,
+        timeout: float,
+        correlation: str | bytes | None,
+        headers: UserProperties | None,
+    ) -> Message:
+        client = self._client
+        if client.options.version != V5:
+            raise Unsupported("MQTT 3.1.1 cannot say where an answer goes", "Connect with version=5")
+        self._count += 1
+        known_by = correlation.encode() if isinstance(correlation, str) else correlation
+        if known_by is None:
+            known_by = f"{self._name}/{self._count}".encode()
+        if known_by in self._open:
+            raise Unsupported(f"correlation id {correlation!r} is already waited for", "Choose another one")
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        response_topic = f"{RESPONSES}{self._name}/{self._count}"
+        self._open[known_by] = answer
+        self._by_topic[response_topic] = known_by
+        try:
+            async with asyncio.timeout(timeout):
+                await self._subscribed()
+                confirm = _question(client, topic, payload, timeout, known_by, response_topic, headers)
+                client.submit(confirm)
+                try:
+                    await finished(confirm)
+                except asyncio.CancelledError:
+                    client.withdraw(confirm)
+                    raise
+                confirm.result()
+                return await answer
+        except TimeoutError as cause:
+            raise RequestTimeout(topic, timeout) from cause
+        finally:
+            del self._open[known_by]
+            del self._by_topic[response_topic]
+            _heard(answer)
+
+    async def _subscribed(self) -> None:
+        """Subscribe before the first question. Whoever asks meanwhile waits for the same answer, and one that gives up
+        does not take the subscription with it."""
+        if self._subscribing is None or (
+            self._subscribing.done()
+            and (self._subscribing.cancelled() or self._subscribing.exception() is not None)
+        ):
+            self._client.switch.remove(self)
+            self._client.switch.add(f"{RESPONSES}{self._name}/+", self)
+            self._subscribing = asyncio.create_task(self._subscribe(), name="sluice-responses")
+            self._subscribing.add_done_callback(_heard)
+        await asyncio.shield(self._subscribing)
+
+    async def _subscribe(self) -> None:
+        await self._client.subscribe(f"{RESPONSES}{self._name}/+", qos=1)
+
+    # What the switch calls
+
+    def receive(self, message: Message) -> None:
+        self._client.acknowledge(message)
+        correlation = correlation_of(message.properties)
+        if correlation is None or correlation not in self._open:
+            correlation = self._by_topic.get(message.topic, b"")
+        answer = self._open.get(correlation)
+        if answer is not None and not answer.done():
+            self._client.lend(message)
+            answer.set_result(message)
+
+    def flush(self) -> None:
+        """Questions are sent when they are asked."""
+
+    async def leave(self) -> None:
+        """Nothing is held here. Who still waits for an answer hears of the end."""
+
+    def line_is_new(self) -> None: ...
+
+    def session_lost(self) -> None:
+        """The subscription is renewed by the client, and questions are still open: the broker keeps answers a while."""
+
+    def end(self, error: ClientError | None) -> None:
+        for answer in self._open.values():
+            if not answer.done():
+                answer.set_exception(error or ClientClosed("the client is closed", "Make a new Client"))
+
+
+def _question(
+    client: Client,
+    topic: str,
+    payload: object,
+    timeout: float,
+    correlation: bytes,
+    response_topic: str,
+    headers: UserProperties | None,
+) -> Confirm:
+    """It expires when nobody waits for its answer any more."""
+    body, content_type = encode_payload(payload)
+    user = [("response-topic", response_topic)]
+    try:
+        user.append(("correlation-id", correlation.decode()))
+    except UnicodeDecodeError:
+        pass
+    given: PublishProperties = {
+        "response_topic": response_topic,
+        "correlation_data": correlation,
+        "content_type": content_type,
+        "expiry_seconds": max(1, math.ceil(timeout)),
+        "user": [*user, *user_pairs(headers or ())],
+    }
+    return Confirm(make_publish(client.options.version, topic, body, 1, False, given))
+
+
+def _place_for(client_id: str) -> str:
+    chance = secrets.token_hex(8)
+    return f"{client_id}/{chance}" if _LEVEL.fullmatch(client_id) else chance
+
+
+def _heard(future: asyncio.Future[Any]) -> None:
+    """Whoever asked may have given up in the same moment: then nobody else looks at what went wrong."""
+    if future.done() and not future.cancelled():
+        future.exception()

@@ -1,0 +1,140 @@
+"""Where a rejected message of a plain topic goes.
+
+    reject(message, reason)
+    ├─ delivery-error    dead-letter topic ─▶ there          none ─▶ a warning, settled
+    └─ unacceptable      invalid-message topic ─▶ there      none ─▶ as delivery-error
+
+It returns True whatever happens: the message is settled, and will not come again. If the dead-letter publish itself
+fails, an error is logged with all that was to be written on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+from sluice.client.client import Client
+from sluice.client.queues.delivery import Reason, plain_text
+from sluice.client.topics.dead_letter_envelope import (
+    ORIGINAL_MESSAGE_TYPE,
+    ORIGINAL_TOPIC,
+    REJECTION_MESSAGE,
+    REJECTION_REASON,
+    REJECTION_TIMESTAMP,
+    add_to_payload,
+    add_to_properties,
+    message_type_in,
+)
+from sluice.client.errors import ClientError, Unsupported
+from sluice.client.message import Message
+from sluice.wire.packets import V5
+from sluice.wire.properties import Properties
+
+log = logging.getLogger("sluice.client")
+
+DEAD_LETTER_SECONDS: Final = 10.0  # for a dead letter to be taken by the broker
+
+
+class Producer:
+    """Publishes to one topic, on a connection of its own that is made with the first message."""
+
+    def __init__(self, make_client: Callable[[], Client], topic: str) -> None:
+        self.topic = topic
+        self._make_client = make_client
+        self._making = asyncio.Lock()
+        self._client: Client | None = None
+
+    @property
+    def is_made(self) -> bool:
+        return self._client is not None
+
+    async def send(self, payload: bytes, properties: Properties | None) -> None:
+        async with asyncio.timeout(DEAD_LETTER_SECONDS):
+            async with self._making:
+                if self._client is None:
+                    client = self._make_client()
+                    await client.connect()
+                    self._client = client
+            await self._client.publish(self.topic, payload, qos=1, properties=properties)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+
+class Rejections:
+    """The tree above, with the producers that there are."""
+
+    def __init__(
+        self,
+        version: int,
+        dead_letters: Producer | None,
+        invalid_messages: Producer | None,
+        message_type: str | None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.dead_letters = dead_letters
+        self.invalid_messages = invalid_messages
+        self._version = version
+        self._message_type = message_type
+        self._now = now
+
+    async def reject(self, message: Message, reason: Reason, description: str) -> bool:
+        if reason not in ("delivery-error", "unacceptable"):
+            raise Unsupported(f"reason is {reason!r}", "Use delivery-error or unacceptable")
+        producer = self.route(reason)
+        metadata = self._metadata(message, reason, description)
+        if producer is None:
+            log.warning(
+                "a message on %s is rejected (%s%s) and there is no topic to keep it: settled",
+                message.topic, reason, f": {description}" if description else "",
+            )  # fmt: skip
+        else:
+            try:
+                await self._send(producer, message, metadata)
+            except (ClientError, TimeoutError, OSError) as fault:
+                log.error(
+                    "a rejected message could not be sent to %s and is lost: %s; %s",
+                    producer.topic, str(fault) or type(fault).__name__, metadata,
+                )  # fmt: skip
+        await message.ack()
+        return True
+
+    def route(self, reason: Reason) -> Producer | None:
+        if reason == "unacceptable" and self.invalid_messages is not None:
+            return self.invalid_messages
+        return self.dead_letters
+
+    async def close(self) -> None:
+        for producer in (self.dead_letters, self.invalid_messages):
+            if producer is not None:
+                await producer.close()
+
+    def _metadata(self, message: Message, reason: Reason, description: str) -> dict[str, str]:
+        kind = self._message_type or message.properties.content_type or message_type_in(message.payload)
+        told = {
+            ORIGINAL_TOPIC: message.topic,
+            REJECTION_REASON: reason,
+            REJECTION_TIMESTAMP: self._now().isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            ORIGINAL_MESSAGE_TYPE: kind or "bytes",
+        }
+        if description:
+            told[REJECTION_MESSAGE] = plain_text(description)
+        return told
+
+    async def _send(self, producer: Producer, message: Message, metadata: dict[str, str]) -> None:
+        if self._version != V5:
+            await producer.send(add_to_payload(message.payload, message.topic, metadata), None)
+            return
+        was = message.properties
+        properties = Properties()
+        properties.payload_format = was.payload_format
+        properties.content_type = was.content_type
+        properties.response_topic = was.response_topic
+        properties.correlation_data = was.correlation_data
+        properties.user = add_to_properties(was.user, metadata)
+        await producer.send(message.payload, properties)

@@ -1,0 +1,130 @@
+"""The board in etcd: keys below `/sluice/<cluster>/`, leases and watches as etcd has them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from math import ceil
+from typing import Final
+
+from sluice.cluster.membership.kv import BoardUnavailable, Change, Lease
+from sluice.cluster.membership.coordinator import CoordinatorError
+from sluice.cluster.etcd import etcd_pb2 as pb
+from sluice.cluster.etcd.etcd_client import EtcdClient
+
+log = logging.getLogger(__name__)
+
+PAUSE_SECONDS: Final = 0.05  # before a watch is opened anew
+
+
+class EtcdBoard:
+    """A `Board`."""
+
+    def __init__(self, client: EtcdClient, cluster: str) -> None:
+        self._client = client
+        self._prefix = f"/sluice/{cluster}/".encode()
+        self._end = self._prefix[:-1] + b"0"  # the key behind all that begin with the prefix
+        self._following: asyncio.Task[None] | None = None
+
+    def follow(
+        self, on_all: Callable[[dict[str, bytes]], None], on_changes: Callable[[Sequence[Change]], None]
+    ) -> None:
+        self._following = asyncio.get_running_loop().create_task(self._follow(on_all, on_changes))
+
+    async def close(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+            self._following = None
+        await self._client.close()
+
+    async def _follow(
+        self, on_all: Callable[[dict[str, bytes]], None], on_changes: Callable[[Sequence[Change]], None]
+    ) -> None:
+        revision = 0  # up to which we have heard everything; 0: list it
+        while True:
+            try:
+                if revision == 0:
+                    listed = await self._client.range(self._prefix, self._end)
+                    on_all({self._name(one.key): one.value for one in listed.kvs})
+                    revision = listed.header.revision
+                revision = await self._watch(revision, on_changes)
+            except BoardUnavailable as fault:
+                log.warning("the coordinator does not answer", extra={"fault": str(fault)})
+            except CoordinatorError as fault:
+                log.error("the coordinator refuses", extra={"fault": str(fault)})
+                await asyncio.sleep(1.0)
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _watch(self, revision: int, on_changes: Callable[[Sequence[Change]], None]) -> int:
+        """Tell what happens after `revision`, until the watch ends. How far it came, or 0 if something was missed."""
+        async for answer in self._client.watch(self._prefix, self._end, revision + 1):
+            if answer.canceled:
+                if answer.compact_revision:
+                    return 0  # etcd has forgotten what we have not heard
+                return revision
+            if answer.events:
+                on_changes([self._change(event) for event in answer.events])
+                # Not the revision of the header: a watch that is catching up has not told all up to there.
+                revision = max(event.kv.mod_revision for event in answer.events)
+        return revision
+
+    def _change(self, event: pb.Event) -> Change:
+        value = event.kv.value if event.type == pb.Event.PUT else None
+        return self._name(event.kv.key), value
+
+    def _name(self, key: bytes) -> str:
+        return key[len(self._prefix) :].decode(errors="replace")
+
+    def _key(self, name: str) -> bytes:
+        return self._prefix + name.encode()
+
+    async def grant(self, seconds: float) -> Lease:
+        answer = await self._client.grant(ceil(seconds))
+        return Lease(str(answer.ID), float(answer.TTL))
+
+    async def keep(self, lease: Lease) -> bool:
+        return await self._client.keep(int(lease.id)) > 0
+
+    async def revoke(self, lease: Lease) -> None:
+        await self._client.revoke(int(lease.id))
+
+    async def pin(self, key: str, value: bytes, lease: Lease) -> None:
+        put = pb.PutRequest(key=self._key(key), value=value, lease=int(lease.id))
+        await self._client.txn(pb.TxnRequest(success=[pb.RequestOp(request_put=put)]))
+
+    async def swap(self, key: str, old: bytes | None, new: bytes | None, guard: str = "") -> bytes | None:
+        name = self._key(key)
+        conditions = [self._is(name, old)]
+        if guard:
+            conditions.append(
+                pb.Compare(
+                    result=pb.Compare.GREATER, target=pb.Compare.VERSION, key=self._key(guard), version=0
+                )
+            )
+        if new is None:
+            write = pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=name))
+        else:
+            write = pb.RequestOp(request_put=pb.PutRequest(key=name, value=new))
+        look = pb.RequestOp(request_range=pb.RangeRequest(key=name))
+        answer = await self._client.txn(pb.TxnRequest(compare=conditions, success=[write], failure=[look]))
+        if answer.succeeded:
+            return new
+        found = answer.responses[0].response_range.kvs
+        return found[0].value if found else None
+
+    def _is(self, name: bytes, value: bytes | None) -> pb.Compare:
+        if value is None:
+            return pb.Compare(result=pb.Compare.EQUAL, target=pb.Compare.VERSION, key=name, version=0)
+        return pb.Compare(result=pb.Compare.EQUAL, target=pb.Compare.VALUE, key=name, value=value)
+
+    async def evict(self, key: str) -> None:
+        found = (await self._client.range(self._key(key))).kvs
+        if found and found[0].lease:
+            try:
+                await self._client.revoke(found[0].lease)
+            except BoardUnavailable:
+                raise
+            except CoordinatorError:
+                return  # it has just ended by itself

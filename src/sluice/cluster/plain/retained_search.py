@@ -1,0 +1,104 @@
+"""Searches for retained messages in the cells of this node, in slices.
+
+A filter with wildcards may visit all topics of a cell, and a client may ask for many such filters. So all
+searches of a node together take at most TURN_SECONDS of each turn of the event loop, and take turns.
+A search reads the tree as it is at each step: its lookup leaves out topics that were published to since
+it began (`Lookup.seen`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import mypyc_attr
+
+from sluice.broker.sessions.retained import STEPS, Match, Walk
+from sluice.broker.turn import TURN_SECONDS
+from sluice.clock import steady_time
+from sluice.wire.packets import Publish
+from sluice.wire.topics import has_wildcard
+
+if TYPE_CHECKING:
+    from sluice.cluster.cell import Cell
+
+NEWEST: Final = (1 << 62) - 1  # no stored message is too new
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Seeker:
+    """Who has asked for a search."""
+
+    def is_waiting(self) -> bool:
+        """Return whether the messages are still wanted."""
+        return True
+
+    def found(self, messages: list[Publish]) -> None:
+        """Take some of the messages."""
+
+    def is_over(self, cell: int, moved: bool) -> None:
+        """There are no more. `moved`: the cell is not here any more, and its next owner must be asked."""
+
+
+class Search:
+    def __init__(self, cell: Cell, walk: Walk, seeker: Seeker) -> None:
+        self.cell = cell
+        self.walk = walk
+        self.seeker = seeker
+
+
+class Searches:
+    def __init__(self, slice_seconds: float = TURN_SECONDS) -> None:
+        self._slice_seconds = slice_seconds
+        self._waiting: deque[Search] = deque()
+        self._slice_ends = 0.0  # of this turn of the loop; 0: it has none yet
+
+    def begin(self, cell: Cell, topic_filter: bytes, seeker: Seeker) -> None:
+        """Search a cell. Its messages come at once if this turn has time for them."""
+        retained = cell.broker.router.retained
+        if not has_wildcard(topic_filter):
+            message = retained.find(topic_filter, cell.broker.turn.begin())
+            seeker.found([message] if message is not None else [])
+            seeker.is_over(cell.number, False)
+            return
+        walk = retained.walk()
+        walk.add(topic_filter, NEWEST)
+        self._waiting.append(Search(cell, walk, seeker))
+        self._run()
+
+    def _run(self) -> None:
+        """Use what is left of the slice of this turn, and at least one step of a new slice."""
+        if not self._slice_ends:
+            self._slice_ends = steady_time() + self._slice_seconds
+            asyncio.get_running_loop().call_soon(self._next_turn)
+            self._step_next()
+        while self._waiting and steady_time() < self._slice_ends:
+            self._step_next()
+
+    def _step_next(self) -> None:
+        search = self._waiting.popleft()
+        if not self._step(search):
+            self._waiting.append(search)
+
+    def _next_turn(self) -> None:
+        self._slice_ends = 0.0
+        if self._waiting:
+            self._run()
+
+    def _step(self, search: Search) -> bool:
+        """Do a part of one search; return whether it is over."""
+        cell, seeker = search.cell, search.seeker
+        if cell.is_closed or not seeker.is_waiting():
+            seeker.is_over(cell.number, cell.is_closed)
+            return True
+        matches: list[Match] = []
+        over = search.walk.advance(STEPS, matches)
+        if matches:
+            now = cell.broker.turn.begin()
+            retained = cell.broker.router.retained
+            current = [retained.current(match, now) for match in matches]
+            seeker.found([message for message in current if message is not None])
+        if over:
+            seeker.is_over(cell.number, False)
+        return over

@@ -1,0 +1,181 @@
+"""Where settings come from: flags over environment over file over defaults.
+
+A file is TOML. A key of the file is also an environment variable: `mqtt.max_qos` is `SLUICE_MQTT__MAX_QOS`, two
+underscores for the dot because keys have single ones themselves. Each value remembers its source, so that a refusal
+can say where to look; every fault is told at once, not one per start.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final, get_origin
+
+from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from sluice.config.settings import Settings
+from sluice.errors import ConfigError
+from sluice.config_types import rule_of
+from sluice.process.logs import hide_secrets
+
+PREFIX: Final = "SLUICE_"
+
+# Names with our prefix that are no settings: they steer the installation, the tests, or name the file itself.
+_NOT_SETTINGS: Final = {"SLUICE_PURE", "SLUICE_OPT_LEVEL", "SLUICE_EXPECT", "SLUICE_CONFIG"}
+# Kubernetes puts these into every container beside a Service called sluice or sluice-something.
+_SERVICE_LINK: Final = re.compile(r"SLUICE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
+
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value somebody gave, and where: a flag, a variable or a file."""
+
+    value: object
+    source: str
+
+
+def load_settings(
+    config: Path | None, environ: Mapping[str, str], flags: Mapping[tuple[str, Key], str | Path | bool | None]
+) -> Settings:
+    """Put the sources together, or refuse with every fault that was found.
+
+    `flags` maps a flag's name and the key it sets to its value; None is a flag that was not given.
+    """
+    given: dict[Key, Given] = {}
+    file = config or (Path(environ["SLUICE_CONFIG"]) if environ.get("SLUICE_CONFIG") else None)
+    if file is not None:
+        given.update((key, Given(value, str(file))) for key, value in _leaves(_read(file)))
+    given.update(_from_environment(environ))
+    given.update({key: Given(value, flag) for (flag, key), value in flags.items() if value is not None})
+    try:
+        return Settings.model_validate(_tree(given))
+    except ValidationError as fault:
+        raise _refusal([_problem(error, given) for error in fault.errors()]) from None
+
+
+def _read(file: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except OSError as fault:
+        raise ConfigError(
+            f"cannot read {file}: {fault.strerror}", "Give --config a TOML file that exists"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as fault:
+        raise ConfigError(f"{file} is not TOML: {fault}", "Correct that line") from None
+
+
+def _leaves(table: Mapping[str, object], above: Key = ()) -> Iterator[tuple[Key, object]]:
+    """Flatten tables to keys. An empty table stays, because its name may be a wrong one."""
+    for name, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, (*above, name))
+        else:
+            yield (*above, name), value
+
+
+def _tree(given: Mapping[Key, Given]) -> dict[str, object]:
+    root: dict[str, object] = {}
+    for key in sorted(given, key=len):
+        node: object = root
+        for name in key[:-1]:
+            node = node.setdefault(name, {}) if isinstance(node, dict) else None
+        if isinstance(node, dict):  # else a table was given as a plain value, and that is refused by itself
+            node[key[-1]] = given[key].value
+    return root
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[Key, Given]:
+    given: dict[Key, Given] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(PREFIX) or variable in _NOT_SETTINGS or _SERVICE_LINK.fullmatch(variable):
+            continue
+        key = tuple(variable[len(PREFIX) :].lower().split("__"))
+        given[key] = Given(_read_variable(variable, key, text), variable)
+    return given
+
+
+def _read_variable(variable: str, key: Key, text: str) -> object:
+    """Text stands for itself, except where the setting is a list: that is written as in the file."""
+    field = _field(key)
+    if field is None or get_origin(field.annotation) is not list:
+        return text
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        raise ConfigError(
+            f"{variable} is not a list", """Write it as in the file: '["first", "second"]'"""
+        ) from None
+
+
+def _field(key: Key) -> FieldInfo | None:
+    """The setting that `key` names, if there is one."""
+    model: type[BaseModel] = Settings
+    field: FieldInfo | None = None
+    for name in key:
+        field = model.model_fields.get(name)
+        if field is None:
+            return None
+        kind = field.annotation
+        model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else BaseModel
+    return field
+
+
+def _known_keys(model: type[BaseModel] = Settings, above: Key = ()) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _known_keys(kind, (*above, name))
+        else:
+            yield ".".join((*above, name))
+
+
+def _problem(error: ErrorDetails, given: Mapping[Key, Given]) -> str:
+    """One fault as a sentence: key, value, source, what is allowed, what to do."""
+    if not error["loc"]:  # a rule about several keys, which names them itself
+        return error["msg"].removeprefix("Value error, ")
+    key = tuple(part for part in error["loc"] if isinstance(part, str))
+    name = ".".join(key)
+    source = f" ({given[key].source})" if key in given else ""
+    if error["type"] == "extra_forbidden":
+        return f"{name}{source} is not a setting. {_nearest(name)}"
+    field = _field(key)
+    is_secret = field is not None and field.annotation is SecretStr
+    value = ""
+    if key in given:
+        value = " = ***" if is_secret else f" = {hide_secrets(str(given[key].value))}"
+    return f"{name}{value}{source}: {_rule(error, field)}. {_way_out(field)}"
+
+
+def _nearest(name: str) -> str:
+    known = list(_known_keys())
+    # A variable with one underscore too few, SLUICE_MQTT_MAX_QOS, arrives as mqtt_max_qos.
+    close = [key for key in known if key.replace(".", "_") == name.replace(".", "_")]
+    close = close or get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f"Did you mean {close[0]} (environment: {PREFIX}{close[0].upper().replace('.', '__')})?"
+    return f"The tables and keys at the top are {', '.join(Settings.model_fields)}"
+
+
+def _rule(error: ErrorDetails, field: FieldInfo | None) -> str:
+    return rule_of(error, field.metadata if field is not None else [])
+
+
+def _way_out(field: FieldInfo | None) -> str:
+    default = field.default if field is not None else None
+    if isinstance(default, BaseModel | list | SecretStr) or default is None:
+        return "Correct it, or leave it out"
+    return f"Correct it, or leave it out for the default, {default}"
+
+
+def _refusal(problems: list[str]) -> ConfigError:
+    return ConfigError(
+        "the configuration cannot be used:" + "".join(f"\n  {problem}" for problem in problems)
+    )

@@ -1,0 +1,174 @@
+"""Delivery tokens: proof that a client was given one delivery.
+
+A token has three parts. The counter orders the deliveries of a store. The run tells which start of
+the broker issued the token. The tag authenticates both, together with the group, the identity of
+the client (its id and its user), the partition and the sequence, so that a token cannot be guessed and fits one
+delivery to one client:
+
+    tag = pad(run, counter) xor hash(group, identity, partition, sequence)        64 bits
+
+This is a Carter-Wegman authenticator, the construction of Poly1305. The hash is universal: linear,
+with secret keys, in two halves modulo a prime. Its result is hidden by a pad that no other delivery
+uses, because a counter is issued once in a run and every run has keys of its own. A forged tag fits
+with a probability of 2^-64. All keys follow from the secret of the store, which the store keeps, so
+the tokens of earlier runs and earlier owners can be checked.
+
+Nothing is hashed for a delivery. SHAKE-128 makes the pads of 256 counters at once, and HMAC-SHA256
+makes the part that stands for group and identity when a consumer joins.
+
+This module draws no random numbers: secret and run are handed in.
+"""
+
+from __future__ import annotations
+
+import hmac
+from hashlib import shake_128
+from typing import TYPE_CHECKING, Final
+
+from librt.strings import read_i64_le
+from mypy_extensions import i64
+
+if TYPE_CHECKING:
+    from sluice.queues.model.delivery_lease import Lease
+    from sluice.queues.ports import Consumer
+
+SECRET_BYTES: Final = 32
+RUN_BYTES: Final = 4
+
+_PRIME: Final = 4_294_967_291  # 2^32 - 5
+_PAD_BITS: Final = 8
+_PAD_MASK: Final = 255
+_WORD_BITS: Final = 30  # a key times a word of a sequence stays below 2^62
+_WORD_MASK: Final = 0x3FFF_FFFF
+
+
+class Token:
+    """A token as a client presents it. Counter 0: none was given; -1: the text is not a token."""
+
+    def __init__(self, counter: i64 = 0, run: i64 = 0, tag: i64 = 0) -> None:
+        self.counter: i64 = counter
+        self.run: i64 = run
+        self.tag: i64 = tag
+
+
+class RunKeys:
+    """The keys of one run, derived from the secret of the store."""
+
+    def __init__(self, secret: bytes, run: i64) -> None:
+        self.run: i64 = run
+        self._key: bytes = hmac.digest(secret, b"delivery tokens" + int(run).to_bytes(8, "little"), "sha256")
+        keys = _residues(shake_128(self._key + b"hash").digest(48))
+        self._high_first: i64 = keys[0]
+        self._high_second: i64 = keys[1]
+        self._high_pid: i64 = keys[2]
+        self._low_first: i64 = keys[3]
+        self._low_second: i64 = keys[4]
+        self._low_pid: i64 = keys[5]
+
+    def marks(self, gid: i64, identity: str) -> list[int]:
+        """Return what group and identity add to the two halves of the hash."""
+        name = identity.encode("utf-8", "surrogatepass")
+        member = b"member" + int(gid).to_bytes(8, "little") + name
+        return _residues(hmac.digest(self._key, member, "sha256")[:16])
+
+    def pads(self, block: i64) -> bytes:
+        """Return the pads of the 256 counters of `block`."""
+        return shake_128(self._key + b"pads" + int(block).to_bytes(8, "little")).digest(8 << _PAD_BITS)
+
+    def hash(self, mark_high: i64, mark_low: i64, pid: i64, seq: i64) -> i64:
+        """Return the universal hash. No step leaves 63 bits, so it is the same with and without a compiler."""
+        first: i64 = seq & _WORD_MASK
+        second: i64 = seq >> _WORD_BITS
+        high: i64 = (mark_high + self._high_first * first + self._high_second * second) % _PRIME
+        low: i64 = (mark_low + self._low_first * first + self._low_second * second) % _PRIME
+        high = (high + self._high_pid * pid % _PRIME) % _PRIME
+        low = (low + self._low_pid * pid % _PRIME) % _PRIME
+        if high >= 0x8000_0000:
+            high -= 0x1_0000_0000
+        return (high << 32) | low
+
+
+class DeliveryTokens:
+    """Issues the tokens of this run and checks those of any run."""
+
+    def __init__(self) -> None:
+        self.secret: bytes = b""  # of the store; empty until it is loaded or made
+        self.run: i64 = 0
+        self.first: i64 = 1  # the first counter of this run
+        self._next: i64 = 1
+        self._keys: RunKeys = RunKeys(b"", 0)
+        self._earlier: RunKeys = self._keys  # of the earlier run that was asked for last
+        self._block: i64 = -1
+        self._pads: bytes = b""
+        self._checked: RunKeys = self._keys  # run and block of the token that was checked last, and its pads
+        self._checked_block: i64 = -1
+        self._checked_pads: bytes = b""
+        self._text: bytes = b""
+
+    def begin(self, secret: bytes, run: i64, first: i64) -> None:
+        """Start a run. `run` must differ from that of every earlier run whose counters may come again."""
+        self.secret = secret
+        self.run = run
+        self.first = first
+        self._next = first
+        self._keys = RunKeys(secret, run)
+        self._earlier = self._keys
+        self._block = -1
+        self._checked = self._keys
+        self._checked_block = -1
+        self._text = b"-%08x" % int(run)
+
+    def admit(self, consumer: Consumer, gid: i64) -> None:
+        """Prepare a consumer for its tokens: when it joins a group, or has another identity."""
+        marks = self._keys.marks(gid, consumer.identity)
+        consumer.token_mark_high = marks[0]
+        consumer.token_mark_low = marks[1]
+        consumer.token_run = self._text
+
+    def issue(self, lease: Lease, consumer: Consumer, pid: i64) -> None:
+        """Give a delivery its token."""
+        counter = self._next
+        self._next = counter + 1
+        block: i64 = counter >> _PAD_BITS
+        if block != self._block:
+            self._block = block
+            self._pads = self._keys.pads(block)
+        lease.token = counter
+        lease.tag = read_i64_le(self._pads, (counter & _PAD_MASK) << 3) ^ self._keys.hash(
+            consumer.token_mark_high, consumer.token_mark_low, pid, lease.seq
+        )
+
+    def has_issued(self, token: Token) -> bool:
+        """Return whether the counter of `token` is one that this run has issued. Does not check the tag."""
+        return token.run == self.run and self.first <= token.counter < self._next
+
+    def fits(self, token: Token, gid: i64, identity: str, pid: i64, seq: i64) -> bool:
+        """Return whether a run of this store issued `token` to `identity` for this message. Slow: hashes.
+
+        The pads of the last token are kept: a packet may present one token for many messages.
+        """
+        if token.counter <= 0:
+            return False
+        keys = self._keys
+        if token.run != self.run:
+            if self._earlier.run != token.run:
+                self._earlier = RunKeys(self.secret, token.run)
+            keys = self._earlier
+        marks = keys.marks(gid, identity)
+        block: i64 = token.counter >> _PAD_BITS
+        if block != self._checked_block or keys is not self._checked:
+            self._checked_pads = keys.pads(block)
+            self._checked_block = block
+            self._checked = keys
+        pad = read_i64_le(self._checked_pads, (token.counter & _PAD_MASK) << 3)
+        tag = pad ^ keys.hash(marks[0], marks[1], pid, seq)
+        return hmac.compare_digest(_bytes_of(tag), _bytes_of(token.tag))
+
+
+def _residues(material: bytes) -> list[int]:
+    """Cut random bytes into eights, each taken modulo the prime."""
+    return [int.from_bytes(material[at : at + 8], "little") % _PRIME for at in range(0, len(material), 8)]
+
+
+def _bytes_of(tag: i64) -> bytes:
+    return int(tag).to_bytes(8, "little", signed=True)

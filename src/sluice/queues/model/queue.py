@@ -1,0 +1,94 @@
+"""One queue: its rules, partitions and groups, the ids it has seen lately, and its counters."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from sluice.metrics import Histogram
+from sluice.queues.model.delivery_lease import DeadlineList
+from sluice.queues.model.group import Group
+from sluice.queues.compacted.last_values import Latest
+from sluice.queues.model.partition import Partition
+from sluice.queues.model.queue_rules import Rules
+
+NO_KEYS: Final = Latest()  # stands for the keys of every work queue; nothing is ever put into it
+
+
+class Gate:
+    """The number of partitions was raised: how many there were, and how far each had come. What is published behind a
+    gate waits, key by key, until the partition that had its key before is settled up to there."""
+
+    def __init__(self, floors: list[int]) -> None:
+        self.floors: list[int] = floors
+
+
+class Queue:
+    def __init__(self, qid: i64, rules: Rules) -> None:
+        self.qid: i64 = qid
+        self.name: str = rules.name
+        self.rules: Rules = rules
+        self.config: str = ""  # the configuration it was made from, as JSON
+        self.gone: bool = False  # deleted: whoever has it at hand must ask for its name again
+        self.partitions: list[Partition] = []
+        self.groups: dict[str, Group] = {}
+        self.gates: list[Gate] = []  # oldest first; gone when nothing is kept any more from before them
+        self.latest: Latest = (
+            Latest() if rules.compacted else NO_KEYS
+        )  # of a compacted one: where each key's last message stands
+        self.deadlines: DeadlineList = DeadlineList()
+        self.watch_at: float = 0.0  # when the engine looks at the deadlines next; 0.0: not at all
+        self.consumers: i64 = 0  # of all groups
+        self.depth: i64 = 0  # messages that some group has still to settle
+        self.bytes: i64 = 0
+        self.created_at: float = 0.0
+        self.enqueued: i64 = 0
+        self.duplicates: i64 = 0
+        self.refused: i64 = 0
+        self.retried: i64 = 0
+        self.dead: dict[str, int] = {}
+        self.delivery_latency: Histogram = Histogram()
+        self.process_latency: Histogram = Histogram()
+        self._spread: i64 = 0
+        self._ids: dict[bytes, float] = {}
+        self._older_ids: dict[bytes, float] = {}
+        self._ids_since: float = 0.0
+
+    def place(self, key_hash: i64) -> Partition:
+        """The partition of a key; without one, each in turn."""
+        count: i64 = len(self.partitions)
+        if key_hash:
+            return self.partitions[key_hash % count]
+        self._spread += 1
+        return self.partitions[self._spread % count]
+
+    # ---- the ids of the dedup window, in two generations: the older one is dropped as a whole
+
+    def seen(self, message_id: bytes, now: float) -> bool:
+        window = self.rules.dedup_window
+        stored_at = self._ids.get(message_id, -1.0)
+        if stored_at < 0.0 and self._older_ids:
+            stored_at = self._older_ids.get(message_id, -1.0)
+        return stored_at >= 0.0 and now - stored_at < window
+
+    def remember(self, message_id: bytes, now: float) -> None:
+        window = self.rules.dedup_window
+        if window <= 0.0:
+            return
+        if now - self._ids_since >= window:
+            self._older_ids = self._ids if now - self._ids_since < 2.0 * window else {}
+            self._ids = {}
+            self._ids_since = now
+        self._ids[message_id] = now
+
+    def stored_at(self, message_id: bytes) -> float:
+        """When a message with this id came last, as far as that is remembered; 0.0 when it is not."""
+        return self._ids.get(message_id, 0.0) or self._older_ids.get(message_id, 0.0)
+
+    def recent_ids(self, now: float) -> list[tuple[bytes, float]]:
+        """What a snapshot must carry for the window to survive a restart."""
+        window = self.rules.dedup_window
+        found = [(key, at) for key, at in self._older_ids.items() if now - at < window]
+        found.extend((key, at) for key, at in self._ids.items() if now - at < window)
+        return found

@@ -1,0 +1,250 @@
+"""`audit`: what was published against what became of it, message by message: what is missing, what is double.
+
+Each side is a DataFrame with a column `id`. A message that was put back after its death keeps the id it was published
+with, so its second life counts for the same message.
+
+What waits is read before what became of the others: a message that is done in between is then on two sides, which is no
+fault, and not on none, which would be one.
+
+All sides are brought together by one grouping over ids, which Spark does within bounded memory: what does not fit is
+spilled. Only numbers and a few examples come back to the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from glob import glob
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as f
+
+from sluice.spark.errors import InvalidOption
+from sluice.spark.pipelines.queues import Queues, exactly
+from sluice.spark.pipelines.tables import open_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+WAITING: Final = "waiting"
+ENDS: Final = ("acked", "dead", WAITING)  # one of these must have become of a message
+SIDES: Final = ("published", *ENDS, "archived")
+PLACE: Final = ("queue", "partition", "sequence")
+EXAMPLES: Final = 10
+
+
+def identified(rows: DataFrame, expression: str = "") -> DataFrame:
+    """The ids of one side, and the place of each row where it has one. Of dead letters the id of the message that died,
+    else `message_id`, else `id`."""
+    names = rows.columns
+    if expression:
+        ids = [f.expr(expression)]
+    else:
+        ids = [f.col(name) for name in ("original_message_id", "message_id", "id") if name in names]
+    if not ids:
+        raise InvalidOption(
+            f"nothing among {', '.join(names)} is an id", "Say which by #EXPRESSION behind the source"
+        )
+    place = [f.struct(*PLACE).alias("place")] if set(PLACE) <= set(names) else []
+    return rows.select(f.coalesce(*ids).cast("string").alias("id"), *place)
+
+
+def reconcile(sides: Mapping[str, DataFrame]) -> DataFrame:
+    """One row per id: how often it is on each side. `sides` are those of SIDES that are known, by their names. What has
+    no id is in a row of its own."""
+    tagged = [
+        rows.select("id", f.lit(SIDES.index(name)).cast("tinyint").alias("side"))
+        for name, rows in sides.items()
+    ]
+    together = reduce(lambda one, other: one.unionAll(other), tagged)
+    counts = [
+        f.count(f.when(f.col("side") == nth, 1)).alias(name)
+        for nth, name in enumerate(SIDES)
+        if name in sides
+    ]
+    return together.groupBy("id").agg(*counts)
+
+
+@dataclass
+class Verdict:
+    """What an audit has found. `known` are the sides that took part; `examples` ids for each fault."""
+
+    known: list[str]
+    ids: dict[str, int] = field(default_factory=dict)  # different ids on each side
+    faults: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def is_good(self) -> bool:
+        return not any(self.faults.values())
+
+    def summary(self) -> dict[str, Any]:
+        return {"ok": self.is_good, "ids": self.ids, "faults": self.faults, "examples": self.examples}
+
+
+WITHOUT_ID: Final = "without an id"
+FAULTS: Final = {
+    WITHOUT_ID: "rows that cannot be compared with anything",
+    "missing": "published, and nothing became of it",
+    "not archived": "published, and not in the archive",
+    "never published": "acknowledged, dead or archived, and nobody has published it",
+    "acked twice": "done more than once",
+    "archived twice": "one message, more than one row of the archive",
+}
+
+
+def judge(sides: Mapping[str, DataFrame], examples: int = EXAMPLES) -> Verdict:
+    """Find what is missing and what is double. Only where something is wrong, a second pass looks for the ids."""
+    check(sides)
+    verdict = Verdict([name for name in SIDES if name in sides])
+    counts = reconcile(sides)
+    named = f.col("id").isNotNull()
+    conditions = {name: named & test for name, test in _conditions(sides).items()}
+    every = reduce(lambda one, other: one + other, (f.col(name) for name in verdict.known))
+    told = counts.agg(
+        *(f.count(f.when(named & (f.col(name) > 0), 1)).alias(name) for name in verdict.known),
+        *(f.count(f.when(test, 1)).alias(f"is {name}") for name, test in conditions.items()),
+        f.coalesce(f.sum(f.when(~named, every)), f.lit(0)).alias(WITHOUT_ID),
+    ).collect()[0]
+    verdict.ids = {name: told[name] for name in verdict.known}
+    verdict.faults = {
+        WITHOUT_ID: told[WITHOUT_ID],
+        **{name: told[f"is {name}"] for name in conditions},
+    }
+    if any(verdict.faults[name] for name in conditions):
+        wrong = counts.where(reduce(lambda one, other: one | other, conditions.values())).persist()
+        if verdict.faults.get("archived twice") and "place" in sides["archived"].columns:
+            double = _double(sides["archived"], wrong.where(conditions["archived twice"]).select("id"))
+            verdict.faults["archived twice"] = double.count()
+            conditions["archived twice"] = f.col("id").isin(
+                [one["id"] for one in double.limit(examples).collect()]
+            )
+        for name, test in conditions.items():
+            if verdict.faults[name]:
+                some = wrong.where(test).select("id").limit(examples).collect()
+                verdict.examples[name] = sorted(one["id"] for one in some)
+        wrong.unpersist()
+    return verdict
+
+
+def check(sides: Mapping[str, object]) -> None:
+    """Whether there is something to compare."""
+    if "published" not in sides or len(sides) < 2:
+        raise InvalidOption(
+            "an audit compares what was published with something",
+            "Give --published and at least one of --acked, --dead, --waiting and --archived",
+        )
+
+
+def _conditions(sides: Mapping[str, DataFrame]) -> dict[str, Column]:
+    """What is wrong with an id, by the name of the fault; only what the sides that are known can tell."""
+    published = f.col("published") > 0
+    ends = [name for name in ENDS if name in sides]
+    tests: dict[str, Column] = {}
+    if ends:
+        became = reduce(lambda one, other: one | other, (f.col(name) > 0 for name in ends))
+        tests["missing"] = published & ~became
+    if "archived" in sides:
+        tests["not archived"] = published & (f.col("archived") == 0)
+    tests["never published"] = ~published
+    if "acked" in sides:
+        tests["acked twice"] = f.col("acked") > 1
+    if "archived" in sides:
+        tests["archived twice"] = f.col("archived") > 1
+    return tests
+
+
+def _double(archived: DataFrame, suspects: DataFrame) -> DataFrame:
+    """Two rows of one id are no fault where they are two messages: one that died and was put back, or was published
+    again. Only rows from one and the same place in the queue are double; few ids come into question."""
+    rows = archived.join(suspects, "id", "left_semi").groupBy("id", "place").count()
+    return rows.where("count > 1").select("id").distinct()
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a side comes from: `queue:NAME`, what a group has yet to do of it (`queue:NAME?group=GROUP`), the dead
+    letters of a queue wherever they lie (`letters:NAME`), `json:`, `csv:` or `parquet:` and a path, or the directory of
+    an archive; with `#EXPRESSION` behind it, which says what the id is."""
+
+    kind: str
+    place: str
+    expression: str
+    group: str = ""
+
+    @property
+    def queue(self) -> str:
+        return self.place if self.kind == QUEUE else ""
+
+
+QUEUE: Final = "queue"
+LETTERS: Final = "letters"
+OF_GROUP: Final = "?group="
+ARCHIVE: Final = "archive"
+FILES: Final = ("json", "csv", "parquet")
+
+
+def parse(text: str) -> Source:
+    """What the command line says; refused if it names nothing, or a file that is not there."""
+    where, _, expression = text.partition("#")
+    kind, colon, place = where.partition(":")
+    if not colon:
+        kind, place = ARCHIVE, where
+    group = ""
+    if kind == QUEUE and OF_GROUP in place:
+        place, _, group = place.rpartition(OF_GROUP)
+        place = place if group else ""
+    if kind not in (QUEUE, LETTERS, ARCHIVE, *FILES) or not place:
+        raise InvalidOption(
+            f"{text!r} names no source",
+            "Give queue:NAME, queue:NAME?group=GROUP, letters:NAME, json:PATH, csv:PATH, parquet:PATH or the directory"
+            " of an archive",
+        )
+    if kind == ARCHIVE:
+        open_table(place).check()
+    elif kind in FILES and not glob(place) and "://" not in place:
+        raise InvalidOption(f"{text!r}: there is no file {place}", "Correct the path")
+    return Source(kind, place, expression, group)
+
+
+def run(spark: SparkSession, queues: Queues, given: Mapping[str, Source]) -> Verdict:
+    """Bring the sources together, in the right order."""
+    check(given)
+    if WAITING not in given:
+        return judge({name: side_of(spark, queues, source) for name, source in given.items()})
+    waiting = side_of(spark, queues, given[WAITING]).persist()
+    try:
+        waiting.count()
+        others = {name: side_of(spark, queues, one) for name, one in given.items() if name != WAITING}
+        return judge({**others, WAITING: waiting})
+    finally:
+        waiting.unpersist()
+
+
+def side_of(spark: SparkSession, queues: Queues, source: Source) -> DataFrame:
+    """The rows of a side. A queue that is not there is one of dead letters in which nobody has died yet: that others
+    must be there is for the caller to see to."""
+    place = source.place
+    if source.kind == ARCHIVE:
+        rows = open_table(place).read(spark)
+    elif source.kind == "json":
+        rows = spark.read.json(place)
+    elif source.kind == "csv":
+        rows = spark.read.csv(place, header=True)
+    elif source.kind == "parquet":
+        rows = spark.read.parquet(place)
+    elif source.kind == LETTERS:
+        homes = queues.homes(place)
+        if not homes:
+            return spark.createDataFrame([], "id string")
+        rows = queues.letters(spark, place, homes)
+    elif not queues.exists(place):
+        return spark.createDataFrame([], "id string")
+    elif source.group:  # what is settled while it is read has been done
+        rows = queues.read(
+            spark, exactly(place), group=source.group, startingOffsets="group", failOnDataLoss="false"
+        )
+    else:
+        rows = queues.read(spark, exactly(place))
+    return identified(rows, source.expression)

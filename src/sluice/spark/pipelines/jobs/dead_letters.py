@@ -1,0 +1,359 @@
+"""`dead-letters`: what fails, why, and since when.
+
+Descriptions of one fault differ in numbers and ids ("order 17 has no address", "order 18 ..."), so a cause is the
+description with those replaced by `#`: a thousand letters become the handful of things to mend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as f
+
+from sluice.markup import Piece, element
+from sluice.spark.pipelines.report import charts, page
+from sluice.spark.pipelines.report import formatting
+from sluice.spark.pipelines.support.time_buckets import choose_bucket, fill
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+SHOWN_CAUSES: Final = 50
+SHOWN_LETTERS: Final = 20
+LEAST_SPANS: Final = 24
+LAYERS: Final = 7  # causes with a colour of their own; the rest is one layer
+SHARES: Final = 7  # reasons and groups with a bar of their own
+SHOWN_BYTES: Final = 400  # of a payload that come here
+SHOWN_TEXT: Final = 600  # of what was said
+# UUIDs, hexadecimal numbers, and any number; in this order, because each would eat parts of the one before.
+_VARIABLE: Final = (
+    r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|0x[0-9a-fA-F]+|\b[0-9a-f]{16,}\b|\d+"
+)
+
+
+def with_cause(letters: DataFrame) -> DataFrame:
+    """Dead letters and, as `cause`, the kind of fault; `died` is when, whoever wrote the letter."""
+    why = f.coalesce("reason", f.lit("unknown"))
+    said = f.coalesce(
+        f.nullif(f.trim("description"), f.lit("")), f.concat(f.lit("("), why, f.lit(", nothing said)"))
+    )
+    return letters.select(
+        "*",
+        f.regexp_replace(said, _VARIABLE, "#").alias("cause"),
+        f.coalesce("dead_at", "timestamp").alias("died"),
+        f.coalesce("original_queue", "queue").alias("failed_queue"),
+        why.alias("why"),
+    )
+
+
+def causes(letters: DataFrame) -> DataFrame:
+    """One row for each thing that goes wrong, the most frequent first, with an example."""
+    return (
+        with_cause(letters)
+        .groupBy("failed_queue", "why", "cause")
+        .agg(
+            f.count("*").alias("letters"),
+            f.count_distinct("key").alias("keys"),
+            f.array_sort(f.collect_set("original_group")).alias("groups"),
+            f.round(f.avg("attempts"), 1).alias("attempts"),
+            f.min("died").alias("since"),
+            f.max("died").alias("until"),
+            f.max_by(f.struct("message_id", *_payload()), "died").alias("newest"),
+        )
+        .select("*", "newest.*")
+        .withColumnRenamed("message_id", "example")
+        .drop("newest")
+        .orderBy(f.desc("letters"), "failed_queue", "cause")
+    )
+
+
+def _payload() -> tuple[Column, Column]:
+    """The beginning of the payload, and how long all of it is."""
+    return f.substring("value", 1, SHOWN_BYTES).alias("payload"), f.octet_length("value").alias("size")
+
+
+def over_time(letters: DataFrame, bucket: timedelta, named: Sequence[str]) -> DataFrame:
+    """How many died in each span of time, by cause; those of causes that are not named together, under null."""
+    cause = f.when(f.col("cause").isin(list(named)), f.col("cause"))
+    return (
+        with_cause(letters)
+        .withColumn("cause", cause)
+        .groupBy(f.window("died", f"{int(bucket.total_seconds())} seconds").alias("span"), "cause")
+        .agg(f.count("*").alias("letters"))
+        .select(f.col("span.start").alias("start"), "cause", "letters")
+        .orderBy("start", "cause")
+    )
+
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The largest of `kinds`, each with its letters."""
+
+    kinds: int = 0
+    largest: Rows = field(default_factory=list)
+
+    def bars(self, total: int, name: Callable[[dict[str, Any]], str]) -> list[tuple[str, float, int]]:
+        """And the others as one, which is told apart by its tone."""
+        bars = [(name(one), float(one["letters"]), 0) for one in self.largest]
+        rest = self.kinds - len(bars)
+        if rest:
+            left = total - sum(letters for _, letters, _ in bars)
+            bars.append((formatting.others(rest), left, charts.TONES - 1))
+        return bars
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a report tells, collected: a bounded number of rows, however many letters, causes, reasons and groups there
+    are. All times are UTC."""
+
+    total: int = 0
+    kinds: int = 0  # of causes; `causes` are the most frequent
+    queues: int = 0
+    since: datetime | None = None
+    until: datetime | None = None
+    bucket: timedelta = timedelta(hours=1)
+    causes: Rows = field(default_factory=list)
+    spans: Rows = field(default_factory=list)
+    reasons: Shares = field(default_factory=Shares)
+    groups: Shares = field(default_factory=Shares)
+    newest: Rows = field(default_factory=list)
+
+    def summary(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "letters": self.total,
+            "kinds": self.kinds,
+            "since": _iso(self.since),
+            "until": _iso(self.until),
+            "causes": [
+                {
+                    "queue": one["failed_queue"],
+                    "reason": one["why"],
+                    "cause": one["cause"],
+                    "letters": one["letters"],
+                    "keys": one["keys"],
+                    "groups": one["groups"],
+                    "attempts": one["attempts"],
+                    "since": _iso(one["since"]),
+                    "until": _iso(one["until"]),
+                    "example": one["example"],
+                }
+                for one in self.causes
+            ],
+        }
+
+
+NONE: Final = Findings()
+
+
+def look(letters: DataFrame) -> Findings:
+    """Read the letters once, and ask all there is to ask."""
+    letters = letters.persist()
+    try:
+        group = f.coalesce("original_group", f.lit("(no group)"))
+        dated = with_cause(letters).withColumn("group", group)
+        [told] = _collected(
+            dated.agg(
+                f.count("*").alias("total"),
+                f.count_distinct("failed_queue", "why", "cause").alias("kinds"),
+                f.count_distinct("failed_queue").alias("queues"),
+                f.count_distinct("failed_queue", "group").alias("groups"),
+                f.count_distinct("why").alias("reasons"),
+                f.min("died").alias("since"),
+                f.max("died").alias("until"),
+            )
+        )
+        bucket = choose_bucket(told["since"], told["until"])
+        frequent = _collected(causes(letters).limit(SHOWN_CAUSES))
+        newest = dated.orderBy(f.desc("died")).select(
+            "message_id", "died", "failed_queue", "why", "description", "cause", "attempts", *_payload()
+        )
+        return Findings(
+            told["total"],
+            told["kinds"],
+            told["queues"],
+            told["since"],
+            told["until"],
+            bucket,
+            frequent,
+            _collected(over_time(letters, bucket, list(_tones(frequent))[:LAYERS])),
+            Shares(told["reasons"], _largest(dated, "why")),
+            Shares(told["groups"], _largest(dated, "failed_queue", "group")),
+            _collected(newest.limit(SHOWN_LETTERS)),
+        )
+    finally:
+        letters.unpersist()
+
+
+def _largest(dated: DataFrame, *names: str) -> Rows:
+    counted = dated.groupBy(*names).agg(f.count("*").alias("letters"))
+    return _collected(counted.orderBy(f.desc("letters"), *names).limit(SHARES))
+
+
+def _collected(frame: DataFrame) -> Rows:
+    """Spark's rows have times of this machine without a zone. There is an hour each autumn that such a time has twice,
+    and one each spring that makes differences wrong: so they become UTC before anybody calculates with them."""
+    return [
+        {
+            name: formatting.utc(value) if isinstance(value, datetime) else value
+            for name, value in row.asDict().items()
+        }
+        for row in frame.collect()
+    ]
+
+
+def report(found: Findings, queue: str, now: datetime | None = None) -> str:
+    """The page."""
+    now = now or datetime.now(UTC)
+    if not found.total:
+        return page.render(
+            "Dead letters", queue, element("p", "There are none. Nothing has failed for good."), made_at=now
+        )
+    tones = _tones(found.causes)
+    return page.render(
+        "Dead letters",
+        f"{queue}, {formatting.moment(found.since)} to {formatting.moment(found.until)}",
+        page.facts(
+            [
+                ("dead letters", formatting.count(found.total)),
+                ("different causes", formatting.count(found.kinds)),
+                ("queues", formatting.count(found.queues)),
+                ("first", _ago(found.since, now)),
+                ("latest", _ago(found.until, now)),
+            ]
+        ),
+        _chart(found, tones),
+        element("div", _reasons(found), _groups(found), class_="pair"),
+        _cause_table(found, tones, now),
+        _letter_table(found),
+        made_at=now,
+    )
+
+
+def _tones(causes: Rows) -> dict[str, int]:
+    tones: dict[str, int] = {}
+    for one in causes:
+        tones.setdefault(one["cause"], min(len(tones), LAYERS))
+    return tones
+
+
+def _chart(found: Findings, tones: dict[str, int]) -> Piece:
+    times = fill([one["start"] for one in found.spans], found.bucket, LEAST_SPANS)
+    counts: dict[tuple[int, datetime], float] = {}
+    for one in found.spans:
+        place = (tones.get(one["cause"], LAYERS), one["start"])
+        counts[place] = counts.get(place, 0) + one["letters"]
+    named = {tone: cause for cause, tone in reversed(tones.items())}
+    layers = [
+        charts.Series(
+            "other causes" if tone == LAYERS else _cut(named[tone], 60),
+            [counts.get((tone, time)) for time in times],
+            tone,
+        )
+        for tone in sorted({tone for tone, _ in counts})
+    ]
+    return charts.stacked_bars(
+        "When they died",
+        f"dead letters per {formatting.lasting(found.bucket.total_seconds())}",
+        times,
+        found.bucket,
+        layers,
+    )
+
+
+def _reasons(found: Findings) -> Piece:
+    return charts.shares("Why", "by reason", found.reasons.bars(found.total, lambda one: str(one["why"])))
+
+
+def _groups(found: Findings) -> Piece:
+    def name(one: dict[str, Any]) -> str:
+        return one["group"] if found.queues == 1 else f"{one['failed_queue']} · {one['group']}"
+
+    return charts.shares("Who gave up", "by consumer group", found.groups.bars(found.total, name))
+
+
+def _cause_table(found: Findings, tones: dict[str, int], now: datetime) -> Piece:
+    columns = [
+        page.Column("what was said, and a payload for which", wide=True),
+        page.Column("letters", number=True),
+        page.Column("queue"),
+        page.Column("reason"),
+        page.Column("keys", number=True),
+        page.Column("tries", number=True),
+        page.Column("since"),
+        page.Column("latest", number=True),
+    ]
+    rows: list[list[Piece]] = [
+        [
+            _said(one["cause"], one, tones.get(one["cause"], LAYERS)),
+            formatting.count(one["letters"]),
+            one["failed_queue"],
+            one["why"],
+            formatting.count(one["keys"]),
+            "" if one["attempts"] is None else f"{one['attempts']:g}",
+            formatting.moment(one["since"]),
+            _ago(one["until"], now),
+        ]
+        for one in found.causes
+    ]
+    return page.table(
+        "What goes wrong",
+        columns,
+        rows,
+        "Numbers and ids in what was said are written as #: letters that differ in nothing else are one cause."
+        + (f" These are the {len(rows)} most frequent." if found.kinds > len(rows) else ""),
+    )
+
+
+def _letter_table(found: Findings) -> Piece:
+    columns = [
+        page.Column("what was said, and the payload", wide=True),
+        page.Column("queue"),
+        page.Column("reason"),
+        page.Column("tries", number=True),
+        page.Column("died"),
+        page.Column("dead letter", code=True),
+    ]
+    rows: list[list[Piece]] = [
+        [
+            _said(one["description"] or one["cause"], one),
+            one["failed_queue"],
+            one["why"],
+            "" if one["attempts"] is None else str(one["attempts"]),
+            formatting.moment(one["died"]),
+            one["message_id"],
+        ]
+        for one in found.newest
+    ]
+    note = f"The {len(rows)} that died last." if found.total > len(rows) else ""
+    return page.table("The newest", columns, rows, note)
+
+
+def _said(text: str, letter: dict[str, Any], tone: int | None = None) -> Piece:
+    swatch = None if tone is None else element("span", class_=f"swatch tone-{tone}")
+    shown = formatting.text_of(letter["payload"], length=letter["size"])
+    return [
+        element("div", swatch, _cut(text, SHOWN_TEXT), class_="cause"),
+        element("div", shown, class_="code soft") if shown else None,
+    ]
+
+
+def _ago(time: datetime | None, now: datetime) -> str:
+    """In whole seconds: nobody reads the half of one."""
+    seconds = 0.0 if time is None else (now - time).total_seconds()
+    return f"{formatting.lasting(max(1, round(seconds)))} ago"
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _iso(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat()

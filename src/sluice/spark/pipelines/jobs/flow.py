@@ -1,0 +1,375 @@
+"""`flow`: how much comes through, and how long it takes, per window of time.
+
+Throughput is counted by the time at which a message was stored. Latency needs a second time, which only the user can
+name: `since` and `until` are SQL expressions over a row, such as `headers['sent-at']` (what the publisher wrote) or, of
+an archive, `archived_at`. A time may be a timestamp, ISO 8601 text, or a number of seconds, milliseconds, microseconds
+or nanoseconds since 1970. What anybody may publish is no time as long as it makes no sense as one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
+
+from sluice.markup import Piece, element
+from sluice.units import parse_duration
+from sluice.spark.errors import InvalidOption
+from sluice.spark.pipelines.support import latency_windows as adding
+from sluice.spark.pipelines.report import charts, page
+from sluice.spark.pipelines.report import formatting
+from sluice.spark.pipelines.support.time_buckets import fill
+from sluice.spark.pipelines.support.latency_windows import Count, Windows
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from sluice.spark.pipelines.queues import Queues
+
+# From here on a number is no longer of the unit before, and each is so much of a second: as seconds, the first would be
+# in the year 5138.
+UNITS: Final = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
+AHEAD: Final = 60.0  # seconds by which clocks may differ; beyond, a time is wrong
+SLOWEST: Final = 10
+SPANS: Final = 240  # in a chart
+SHOWN_QUEUES: Final = 50
+ROWS_PER_BATCH: Final = 200_000
+
+
+def counts(messages: DataFrame, window: str, since: str = "", until: str = "timestamp") -> DataFrame:
+    """Rows that can be added up, as `windows.Count` has them: one per queue, window and step of latency."""
+    rows = messages.select(
+        "queue",
+        f.window("timestamp", window).alias("span"),
+        f.octet_length("value").alias("size"),
+        latency(messages, since, until).alias("latency"),
+    )
+    behind = f.floor(f.log(f.col("latency") / adding.LEAST) / math.log(adding.STEP)) + 1
+    step = f.when(f.col("latency") < adding.LEAST, 0).when(f.col("latency").isNotNull(), behind).cast("int")
+    return (
+        rows.groupBy(
+            f.unix_seconds("span.start").alias("start"),
+            f.unix_seconds("span.end").alias("end"),
+            "queue",
+            step.alias("step"),
+        )
+        .agg(
+            f.count("*").alias("messages"),
+            f.coalesce(f.sum("size"), f.lit(0)).alias("bytes"),
+            f.max("latency").alias("slowest"),
+        )
+        .select(*Count._fields)
+    )
+
+
+def look(
+    messages: DataFrame,
+    window: str = "60 seconds",
+    since: str = "",
+    until: str = "timestamp",
+    most: int = adding.MOST,
+) -> Windows:
+    """Read the messages once, and bring a bounded number of windows back: where there would be more, longer ones."""
+    counted = counts(messages, window, since, until).persist()
+    try:
+        bounds = counted.agg(
+            f.min("start"),
+            f.max("start"),
+            f.min(f.col("end") - f.col("start")),
+            f.count_distinct("queue"),
+            f.count_distinct("start", "queue"),
+        )
+        first, last, wanted, queues, places = bounds.collect()[0]
+        found = Windows(wanted or 0, most)
+        fitting = adding.fitting(wanted, last - first, queues, most) if places > most else wanted
+        rows = counted if fitting == wanted else together(counted, fitting)
+        found.add(Count(*row) for row in rows.collect())
+        return found
+    finally:
+        counted.unpersist()
+
+
+def together(counted: DataFrame, seconds: int) -> DataFrame:
+    """The same counts in longer windows."""
+    start = f.col("start") - f.pmod("start", f.lit(seconds))
+    longer = counted.withColumn("start", start).withColumn("end", start + seconds)
+    return (
+        longer.groupBy("start", "end", "queue", "step")
+        .agg(
+            f.sum("messages").alias("messages"),
+            f.sum("bytes").alias("bytes"),
+            f.max("slowest").alias("slowest"),
+        )
+        .select(*Count._fields)
+    )
+
+
+def latency(messages: DataFrame, since: str, until: str) -> Column:
+    """Seconds from one time to the other; null where either is missing. Clocks differ: a little less than nothing is
+    nothing, and a start that is far ahead is none."""
+    if not since:
+        return f.lit(None).cast("double")
+    start, end = _seconds(messages, since, "--since"), _seconds(messages, until, "--until")
+    taken = end - start
+    return f.when(taken >= -AHEAD, f.greatest(taken, f.lit(0.0)))
+
+
+def _seconds(messages: DataFrame, expression: str, flag: str) -> Column:
+    """Any way to write a time, as seconds since 1970; null where it is none."""
+    from pyspark.errors import AnalysisException, ParseException
+
+    from sluice.spark.pipelines.support.stream_runner import explained
+
+    try:
+        kind = messages.select(f.expr(expression).alias("time")).schema["time"].dataType
+    except (AnalysisException, ParseException) as fault:
+        raise InvalidOption(
+            f"{flag} {expression!r} cannot be used: {explained(fault).what}",
+            f"Give an expression over the columns {', '.join(messages.columns)}",
+        ) from None
+    value = f.expr(expression)
+    if isinstance(kind, t.TimestampType | t.TimestampNTZType | t.DateType):
+        return value.cast("timestamp").cast("double")
+    number = f.expr(f"try_cast(string({expression}) as double)")
+    told = number
+    for limit, unit in reversed(UNITS):
+        told = f.when(number >= limit, number / unit).otherwise(told)
+    text = f.expr(f"try_cast(string({expression}) as timestamp)").cast("double")
+    found = f.when(number.isNull(), text).otherwise(told)
+    return f.when(~f.isnan(found) & (found >= 0) & (found < math.inf), found)
+
+
+def summary(found: Windows) -> dict[str, Any]:
+    """For `--json` and the end of the command."""
+    total = found.total()
+    figures = total.figures()
+    worst = max((one["p99"] for one in found.rows() if one["timed"]), default=None)
+    return {
+        "messages": total.messages,
+        "bytes": total.bytes,
+        "queues": sorted(found.queues()),
+        "windows": len(found),
+        "window": formatting.lasting(found.seconds) if found.seconds else None,
+        "window_seconds": found.seconds or None,
+        "peak_per_second": found.peak(),
+        "latency": None
+        if not total.timed
+        else {
+            **{name: figures[name] for name in (*adding.PERCENTILES, "slowest")},
+            "p99_worst": worst,
+        },
+    }
+
+
+def lengthened(found: Windows) -> str:
+    """What is to be said if the windows are not those that were asked for."""
+    if found.seconds == found.wanted:
+        return ""
+    return (
+        f"Windows of {formatting.lasting(found.wanted)} would be too many: these are of"
+        f" {formatting.lasting(found.seconds)}."
+    )
+
+
+def report(found: Windows, queue: str, now: datetime | None = None) -> str:
+    """The page."""
+    now = now or datetime.now(UTC)
+    rows = found.rows()
+    if not rows:
+        return page.render("Flow", queue, element("p", "Nothing has come through."), made_at=now)
+    told = summary(found)
+    first, last = rows[0]["start"], rows[-1]["end"]
+    seconds = max((last - first).total_seconds(), 1.0)
+    facts = [
+        ("messages", formatting.count(told["messages"])),
+        ("volume", formatting.size(told["bytes"])),
+        ("mean rate", formatting.rate(told["messages"] / seconds)),
+        ("peak", formatting.rate(told["peak_per_second"])),
+    ]
+    timed = told["latency"]
+    if timed is not None:
+        facts += [
+            ("median latency", formatting.lasting(timed["p50"])),
+            ("p99", formatting.lasting(timed["p99"])),
+            ("slowest", formatting.lasting(timed["slowest"])),
+        ]
+    drawn = found.for_chart(SPANS)
+    span = f"{formatting.moment(first)} to {formatting.moment(last)}"
+    return page.render(
+        "Flow",
+        f"{queue}, {span}, in windows of {told['window']}",
+        element("p", lengthened(found), class_="soft") if lengthened(found) else None,
+        page.facts(facts),
+        _throughput(drawn),
+        _latency(drawn) if timed is not None else _no_latency(),
+        _queue_table(found, rows, seconds),
+        _slowest(rows) if timed is not None else None,
+        made_at=now,
+    )
+
+
+def _throughput(drawn: Windows) -> Piece:
+    """The busiest queues, and the others as one."""
+    bucket, times = _grid(drawn)
+    queues = drawn.queues()
+    own = queues if len(queues) <= charts.TONES else queues[: charts.TONES - 1]
+    rates: dict[tuple[str, datetime], float] = {}
+    for one in drawn.rows():
+        place = (one["queue"] if one["queue"] in own else "", one["start"])
+        rates[place] = rates.get(place, 0.0) + one["messages"] / drawn.seconds
+    names = {name: name for name in own}
+    if len(own) < len(queues):
+        names[""] = formatting.others(len(queues) - len(own))
+    unit, per = formatting.rate_unit(max(rates.values()))
+    series = [
+        charts.Series(
+            label, [per * rates.get((name, time), 0.0) for time in times], nth, area=len(names) == 1
+        )
+        for nth, (name, label) in enumerate(names.items())
+    ]
+    return charts.lines("Throughput", f"messages per {unit}, {_spans(drawn)}", times, bucket, series)
+
+
+def _latency(drawn: Windows) -> Piece:
+    """The worst queue in each window: a quick one must not hide a slow one."""
+    bucket, times = _grid(drawn)
+    rows = [one for one in drawn.rows() if one["timed"]]
+
+    def worst(name: str) -> list[float | None]:
+        most: dict[datetime, float] = {}
+        for one in rows:
+            most[one["start"]] = max(most.get(one["start"], 0.0), one[name])
+        return [most.get(time) for time in times]
+
+    series = [
+        charts.Series(name, worst(name), tone)
+        for name, tone in (("p50", 4), ("p90", 0), ("p99", 1), ("slowest", 2))
+    ]
+    unit = _spans(drawn) + (" of the slowest queue" if len(drawn.queues()) > 1 else "")
+    return charts.lines("Latency", unit, times, bucket, series, charts.TIMES)
+
+
+def _spans(drawn: Windows) -> str:
+    return f"in spans of {formatting.lasting(drawn.seconds)}"
+
+
+def _no_latency() -> Piece:
+    return element(
+        "p",
+        "Latency needs the time at which a message began: publishers write it into a user property, and --since names "
+        "it, for example --since \"headers['sent-at']\".",
+        class_="soft card",
+    )
+
+
+def _queue_table(found: Windows, rows: Sequence[dict[str, Any]], seconds: float) -> Piece:
+    heads = ["messages", "volume", "mean rate", "peak"]
+    heads += ["median latency", "p99", "worst p99"] if found.total().timed else []
+    columns = [page.Column("queue"), *(page.Column(head, number=True) for head in heads)]
+    most: dict[str, int] = {}
+    worst: dict[str, float] = {}
+    for one in rows:
+        name = one["queue"]
+        most[name] = max(most.get(name, 0), one["messages"])
+        if one["timed"]:
+            worst[name] = max(worst.get(name, 0.0), one["p99"])
+    top = max(most.values()) / found.seconds
+    lines: list[list[Piece]] = []
+    for name in found.queues()[:SHOWN_QUEUES]:
+        total = found.total(name)
+        times = (*total.percentiles((0.5, 0.99)), worst.get(name))
+        line: list[Piece] = [
+            name,
+            formatting.count(total.messages),
+            formatting.size(total.bytes),
+            formatting.rate(total.messages / seconds, top),
+            formatting.rate(most[name] / found.seconds, top),
+            *("" if time is None else formatting.lasting(time) for time in times),
+        ]
+        lines.append(line[: len(columns)])
+    left = len(found.queues()) - len(lines)
+    note = f"The {len(lines)} busiest; and {formatting.others(left)}, not shown." if left else ""
+    return page.table("Queues", columns, lines, note)
+
+
+def _slowest(found: Sequence[dict[str, Any]]) -> Piece:
+    columns = [page.Column("window"), page.Column("queue")]
+    columns += [page.Column(head, number=True) for head in ("messages", "p50", "p90", "p99", "slowest")]
+    worst = sorted((one for one in found if one["timed"]), key=lambda one: -one["p99"])[:SLOWEST]
+    rows: list[list[Piece]] = [
+        [
+            formatting.moment(one["start"]),
+            one["queue"],
+            formatting.count(one["messages"]),
+            *(formatting.lasting(one[name]) for name in ("p50", "p90", "p99", "slowest")),
+        ]
+        for one in worst
+    ]
+    return page.table("The slowest windows", columns, rows)
+
+
+def _grid(drawn: Windows) -> tuple[timedelta, list[datetime]]:
+    bucket = timedelta(seconds=drawn.seconds)
+    return bucket, fill([one["start"] for one in drawn.rows()], bucket)
+
+
+def spark_window(text: str) -> str:
+    """`30s` and `5m`, as Spark says it."""
+    try:
+        seconds = parse_duration(text)
+    except ValueError as fault:
+        raise InvalidOption(
+            f"--window {text!r}: {fault}", 'Give a duration such as "10s", "1m" or "1h"'
+        ) from None
+    if seconds < 1 or seconds != int(seconds):
+        raise InvalidOption(f"--window {text!r} is too fine", "Give whole seconds")
+    return f"{int(seconds)} seconds"
+
+
+def start(
+    spark: SparkSession,
+    queues: Queues,
+    queue: str,
+    tell: Callable[[Windows], None],
+    *,
+    window: str,
+    since: str = "",
+    until: str = "timestamp",
+    every: str = "10 seconds",
+    watch: Watch | None = None,
+    checkpoint: str | Path | None = None,
+) -> StreamingQuery:
+    """Count as messages come, those that are kept first. `tell` hears of all windows after each batch. Who only watches
+    has no group, and keeps no message from being deleted. Started again with the same `watch` and `checkpoint`, it goes
+    on; a checkpoint without what was counted until then would tell half of it."""
+    messages = queues.stream(spark, queue, rows_per_batch=ROWS_PER_BATCH, failOnDataLoss="false")
+    watching = watch or Watch()
+
+    def take(batch: DataFrame, number: int) -> None:
+        watching.take(counts(batch, window, since, until), number)
+        tell(watching.found)
+
+    writer = messages.writeStream.queryName(f"flow {queue}").foreachBatch(take)
+    if checkpoint is not None:
+        writer = writer.option("checkpointLocation", str(Path(checkpoint).absolute()))
+    return writer.trigger(processingTime=every).start()
+
+
+class Watch:
+    """Adds up what a stream brings, in whatever order: a batch has a share of each partition by what waits there, so
+    that the past of one may come after the present of another. A batch that Spark tries again counts once."""
+
+    def __init__(self) -> None:
+        self.found = Windows()
+        self._last = -1
+
+    def take(self, counted: DataFrame, number: int) -> None:
+        if number > self._last:
+            self.found.add(Count(*row) for row in counted.collect())
+            self._last = number

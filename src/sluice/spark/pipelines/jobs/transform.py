@@ -1,0 +1,176 @@
+"""`transform`: a queue into a queue, with SQL or a Python function, each message once.
+
+Spark's own progress is the group's, and a micro-batch reaches the target in one step of the broker, known by the
+query's checkpoint and its number. A function gets the stream as a DataFrame and gives one back; it may keep state
+(`dropDuplicates`, windows, `transformWithState`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as f
+
+from sluice.errors import SluiceError
+from sluice.spark.errors import InvalidOption
+from sluice.spark.pipelines.queues import Queues, as_messages, reads
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+# For functions that keep state. Timers would otherwise ask for one empty batch after the other, and `once` never end.
+STATE_SETTINGS: Final = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+}
+
+
+def by_sql(messages: DataFrame, sql: str, watermark: str = "") -> DataFrame:
+    """What a query over the view `messages` gives. Beside the columns of a queue that has `text`, the payload as a
+    string; the query must give `value`, and may give key, headers, delay, priority and message_id."""
+    rows = messages.withColumn("text", f.col("value").cast("string"))
+    if watermark:
+        rows = rows.withWatermark("timestamp", watermark)
+    rows.createOrReplaceTempView("messages")
+    return as_checked_messages(messages.sparkSession.sql(sql))
+
+
+def as_checked_messages(rows: DataFrame) -> DataFrame:
+    if "value" not in rows.columns:
+        raise InvalidOption(
+            f"the result has {', '.join(rows.columns)}, and no column value",
+            "Name the payload: SELECT ... AS value",
+        )
+    return as_messages(rows)
+
+
+def find_function(named: str) -> Callable[[DataFrame], DataFrame]:
+    """`package.module:function` or `file.py:function`."""
+    place, _, name = named.rpartition(":")
+    if not place or not name:
+        raise InvalidOption(
+            f"--function {named!r} names no function", "Write file.py:function or package.module:function"
+        )
+    try:
+        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        found = getattr(module, name)
+    except (ImportError, OSError, AttributeError, SyntaxError) as fault:
+        raise InvalidOption(
+            f"--function {named!r} cannot be loaded: {fault}", "See whether it is there"
+        ) from None
+    except Exception as fault:  # whatever a module does when it is loaded
+        raise InvalidOption(
+            f"--function {named!r} cannot be loaded: {type(fault).__name__}: {fault}", "Mend the file"
+        ) from None
+    if not callable(found):
+        raise InvalidOption(f"{named} is no function", "Give one that takes a DataFrame and returns one")
+
+    def change(messages: DataFrame) -> DataFrame:
+        return _changed(named, found, messages)
+
+    return change
+
+
+def _changed(named: str, function: Callable[[DataFrame], DataFrame], messages: DataFrame) -> DataFrame:
+    """What a function of the user gives. Whatever it raises is told with the line that it was raised in."""
+    from pyspark.errors import PySparkException
+
+    from sluice.spark.pipelines.support.stream_runner import explained
+
+    try:
+        given: object = function(messages)
+    except SluiceError:
+        raise
+    except Exception as fault:
+        words = f"{type(fault).__name__}: {fault}"
+        if isinstance(fault, PySparkException):
+            words = explained(fault).what
+        raise InvalidOption(
+            f"--function {named!r} has failed{_line_of(fault, function)}: {words}", "Mend the function"
+        ) from None
+    if not isinstance(given, type(messages)):
+        raise InvalidOption(
+            f"--function {named!r} gives {type(given).__name__}, not a DataFrame",
+            "Return the DataFrame that it makes",
+        )
+    return given
+
+
+def _line_of(fault: BaseException, function: Callable[..., object]) -> str:
+    """Where in the file of the function it happened; nothing if that is not known."""
+    file = getattr(getattr(function, "__code__", None), "co_filename", "")
+    lines = [one.lineno for one in traceback.extract_tb(fault.__traceback__) if one.filename == file]
+    return f" in {file}, line {lines[-1]}" if lines else ""
+
+
+def _from_file(path: Path) -> ModuleType:
+    """A module of its own, which travels to the executors whole: they have no such file."""
+    from pyspark import cloudpickle
+
+    spec = importlib.util.spec_from_file_location(f"sluice_transform_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    return module
+
+
+def check_target(queue: str, to: str) -> None:
+    """A queue that feeds itself never ends, and one without a name is none."""
+    if not to.strip():
+        raise InvalidOption("--to is empty", "Name the queue that gets the result")
+    if reads(queue, to):
+        raise InvalidOption(
+            f"{to} is read from and written to: it would never end", "Give --to another queue"
+        )
+
+
+def start(
+    spark: SparkSession,
+    queues: Queues,
+    queue: str,
+    to: str,
+    checkpoint: str | Path,
+    change: Callable[[DataFrame], DataFrame],
+    *,
+    group: str = "transform",
+    once: bool = False,
+    every: str = "1 second",
+    rows_per_batch: int = 10_000,
+    skip_lost: bool = False,
+) -> StreamingQuery:
+    """Begin, or go on where it stopped. `checkpoint` is the memory of it: without it, a restart would repeat.
+    `skip_lost`: what is gone before it was read is no fault."""
+    check_target(queue, to)
+    for name, value in STATE_SETTINGS.items():
+        spark.conf.set(name, value)
+    messages = queues.stream(
+        spark,
+        queue,
+        group=group,
+        rows_per_batch=rows_per_batch,
+        skip_lost=skip_lost,
+        maxBytesPerTrigger="16m",
+    )
+    writer = (
+        as_checked_messages(change(messages))
+        .writeStream.queryName(f"transform {queue} to {to}")
+        .format("sluice")
+        .options(**queues.options())
+        .option("queue", to)
+        .option("checkpointLocation", str(Path(checkpoint).absolute()))
+        .outputMode("append")
+    )
+    return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime=every)).start()

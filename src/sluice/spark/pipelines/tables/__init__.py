@@ -1,0 +1,56 @@
+"""Where an archive lies: a Delta table (`delta`), or a directory of Parquet files (`parquet`). A batch enters as a
+whole, and once.
+
+Executors write files (`writing`); the driver makes them part of the table in one step, which names the query and its
+batch. A batch that is tried again after a crash is known by its name and left out; so is one that a second driver of
+the same query brings at the same time, because the step itself fails for whoever comes second.
+
+A path is one that the driver and all executors see: a local disk for `local[...]`, a shared one for a cluster.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from sluice.spark.errors import InvalidOption
+from sluice.spark.pipelines.tables.delta import DeltaTable
+from sluice.spark.pipelines.tables.parquet import ParquetTable
+from sluice.spark.pipelines.tables.base import ARCHIVED_AT, OWN, Table, TableChanged
+
+__all__ = [
+    "ARCHIVED_AT",
+    "FORMATS",
+    "OWN",
+    "DeltaTable",
+    "ParquetTable",
+    "Table",
+    "TableChanged",
+    "open_table",
+]
+
+FORMATS: Final = ("delta", "parquet")
+_ELSEWHERE: Final = re.compile(r"[a-z][a-z0-9+.-]+:/")  # s3://...; a Path has one slash of it left
+
+
+def open_table(path: str | Path, kind: str = "") -> Table:
+    """`kind` is delta or parquet; without it the table is what it is, and a new one is Delta."""
+    if _ELSEWHERE.match(str(path)):
+        raise InvalidOption(
+            f"{path} is not a path", "Archive into a directory that the driver and all executors see"
+        )
+    path = Path(path).absolute()
+    if path.exists() and not path.is_dir():
+        raise InvalidOption(f"{path} is a file", "Give a directory")
+    if not kind:
+        kind = "parquet" if any(path.glob("batch=*")) else "delta"
+    if kind not in FORMATS:
+        raise InvalidOption(f"format {kind!r} is not known", f"Give {' or '.join(FORMATS)}")
+    is_delta = (path / "_delta_log").is_dir()
+    if is_delta != (kind == "delta") and (is_delta or any(path.glob("batch=*"))):
+        raise InvalidOption(
+            f"{path} holds {'a Delta table' if is_delta else 'Parquet files'}, not {kind}",
+            "Give another directory, or leave --format out",
+        )
+    return DeltaTable(path) if kind == "delta" else ParquetTable(path)

@@ -1,0 +1,306 @@
+"""An archive, or last values, as a Delta table: a batch is one commit of its log, by delta-rs, which names the query
+and the number of the batch.
+
+A table is an archive, which only grows, or holds last values, which each run of `compact` replaces. The second kind
+says so in its properties, so that nobody replaces an archive and nobody archives into what will be replaced.
+
+Files that a crash leaves behind are in no commit: `vacuum(full=True)` removes them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from sluice.spark.errors import InvalidOption
+from sluice.spark.pipelines.tables.base import ARCHIVED_AT, OWN, Table, TableChanged
+from sluice.spark.pipelines.tables.file_writer import Written, literal, sync, write_rows
+
+if TYPE_CHECKING:
+    import deltalake
+    import pyarrow as pa
+    from deltalake.transaction import AddAction, RemoveAction
+    from pyspark.sql import DataFrame, SparkSession
+
+HOLDS: Final = "sluice.holds"  # property of a table
+LAST_VALUES: Final = "last-values"
+AFTER_A_WRITE: Final = 100  # commits that others may have made: properties, compaction, vacuum
+# Commits and checkpoints. What others have not committed yet has such a number too, and comes and goes.
+_OF_LOG: Final = re.compile(r"\d{20}\.(json|checkpoint\..*parquet)")
+
+
+class DeltaTable(Table):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._on_disk = ""  # the last file of the log that is known to be
+
+    def has(self, key: str, batch: int) -> bool:
+        table = self._open()
+        return table is not None and _has(table, key, batch)
+
+    def add(self, key: str, batch: int, rows: DataFrame) -> int:
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import CommitFailedError
+
+        if self.has(key, batch):
+            self._sync_log()  # whoever has committed it may have died before
+            return 0
+        self.check_archive()
+        schema = _arrow_schema(rows)
+        self._missing(self._open(), schema)
+        self.path.mkdir(parents=True, exist_ok=True)
+        written = write_rows(rows, self.path)
+        sync(self.path)
+        table = self._open() or self._create(schema)
+        # From what `table` has seen on, delta-rs refuses a second commit of this transaction. So it is asked once more.
+        if _has(table, key, batch):
+            self._sync_log()
+            return self._discard(written)
+        self._add_columns(table, schema)
+        try:
+            table.create_write_transaction(
+                _actions(written),
+                mode="append",
+                schema=table.schema(),
+                commit_properties=CommitProperties(app_transactions=[Transaction(key, batch)]),
+            )
+        except CommitFailedError:
+            if not self.has(key, batch):
+                raise
+            self._sync_log()
+            return self._discard(written)
+        self._sync_log()
+        return sum(count for _, _, count in written)
+
+    def about(self) -> dict[str, str]:
+        """What the table says of itself; nothing if it is not there yet."""
+        table = self._open()
+        return {} if table is None else dict(table.metadata().configuration)
+
+    def reached(self, partition: int) -> int | None:
+        """The sequence up to which the queue is in the last values."""
+        table = self._open()
+        return None if table is None else table.transaction_version(f"{OWN}/{partition}")
+
+    def replace(
+        self,
+        rows: DataFrame,
+        version: int,
+        about: dict[str, str] | None = None,
+        ends: dict[int, int] | None = None,
+    ) -> int:
+        """Make these rows all there is, in one step; how many they are. Who reads the version before can go on.
+        `version` is the one that the rows were made from: if there is a newer one by now, nothing is replaced. It
+        will say `about` of itself, and that it has reached `ends`, the sequences of each partition."""
+        import deltalake
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import DeltaError
+
+        told = {HOLDS: LAST_VALUES, **(about or {})}
+        reached = [Transaction(f"{OWN}/{one}", end) for one, end in (ends or {}).items()]
+        schema = _arrow_schema(rows)
+        self.path.mkdir(parents=True, exist_ok=True)
+        written = write_rows(rows, self.path)
+        sync(self.path)
+        table = None
+        try:
+            if version < 0:
+                table = self._create(schema, "error", told)
+            else:
+                table = deltalake.DeltaTable(self.path, version=version)
+            if not told.items() <= table.metadata().configuration.items():
+                table.alter.set_table_properties(told, raise_if_not_exists=False)
+            self._add_columns(table, schema)
+            table.create_write_transaction(
+                _actions(written),
+                mode="overwrite",
+                schema=table.schema(),
+                commit_properties=CommitProperties(max_commit_retries=0, app_transactions=reached),
+            )
+        except DeltaError:
+            if self.version() == (version if table is None else table.version()):
+                raise
+            self._discard(written)
+            raise TableChanged(
+                f"{self.path} was changed by somebody else meanwhile", "Run it again: nothing was replaced"
+            ) from None
+        self._sync_log()
+        return sum(count for _, _, count in written)
+
+    def is_restored(self) -> bool:
+        """Whether its rows are those of an older version, and nobody has written since."""
+        table = self._open()
+        done = [] if table is None else [one.get("operation") for one in table.history(AFTER_A_WRITE)]
+        return "RESTORE" in done[: done.index("WRITE") if "WRITE" in done else None]
+
+    def reach(self, ends: dict[int, int]) -> None:
+        """Say that the last values have reached `ends`, and nothing has come that changes them."""
+        from deltalake import CommitProperties, Transaction
+
+        table = self._open()
+        if table is None or table.metadata().configuration.get(HOLDS) != LAST_VALUES:
+            return
+        reached = [
+            Transaction(f"{OWN}/{one}", end)
+            for one, end in ends.items()
+            if table.transaction_version(f"{OWN}/{one}") != end
+        ]
+        if reached:
+            told = CommitProperties(app_transactions=reached)
+            table.create_write_transaction([], mode="append", schema=table.schema(), commit_properties=told)
+            self._sync_log()
+
+    def check_archive(self) -> None:
+        table = self._open()
+        if table is not None and table.metadata().configuration.get(HOLDS) == LAST_VALUES:
+            raise InvalidOption(
+                f"{self.path} holds the last values of `sluice pipeline compact`, which replaces them with each run",
+                "Archive into another directory",
+            )
+
+    def check_last_values(self) -> None:
+        """Refuse a table whose rows are not for being replaced. Those of a time before there was a mark are known by
+        their columns, which are not those of an archive, and by having been replaced whole each time."""
+        table = self._open()
+        if table is None or table.metadata().configuration.get(HOLDS) == LAST_VALUES:
+            return
+        writes = [one for one in table.history() if one.get("operation") == "WRITE"]
+        modes = {one["operationParameters"].get("mode") for one in writes}
+        if ARCHIVED_AT in (one.name for one in table.schema().fields) or modes - {"Overwrite"}:
+            raise InvalidOption(
+                f"{self.path} is a table that `sluice pipeline compact` has not made, and would replace",
+                "Give a directory of its own, which need not be there yet",
+            )
+
+    def check_version(self, version: int) -> None:
+        newest = self.version()
+        if not 0 <= version <= newest:
+            raise InvalidOption(f"{self.path} has no version {version}", f"Give one from 0 to {newest}")
+
+    def rows(self, spark: SparkSession, files: Sequence[str], version: int | None = None) -> DataFrame:
+        import deltalake
+        from pyspark.sql.types import StructType
+
+        schema = deltalake.DeltaTable(self.path, version=version).schema()
+        return spark.read.schema(StructType.fromJson(json.loads(schema.to_json()))).parquet(
+            *map(literal, files)
+        )
+
+    def version(self) -> int:
+        table = self._open()
+        return -1 if table is None else table.version()
+
+    def words_of(self, version: int) -> str:
+        return f"version {version} of the archive"
+
+    def identities(self) -> list[str]:
+        table = self._open()
+        return [] if table is None else [str(table.metadata().id)]
+
+    def files(self, version: int | None = None) -> list[str]:
+        import deltalake
+
+        if self._open() is None:
+            return []
+        table = deltalake.DeltaTable(self.path, version=version)
+        actions = table.get_add_actions(flatten=True)
+        found = zip(actions["modification_time"].to_pylist(), actions["path"].to_pylist())
+        return [str(self.path / name) for _, name in sorted(found)]
+
+    def keeps(self, version: int) -> bool:
+        from deltalake.exceptions import DeltaError
+
+        try:
+            return super().keeps(version)
+        except DeltaError:  # its commit was cleared away
+            return False
+
+    def _open(self) -> deltalake.DeltaTable | None:
+        import deltalake
+
+        if not deltalake.DeltaTable.is_deltatable(str(self.path)):
+            return None
+        return deltalake.DeltaTable(self.path)
+
+    def _create(
+        self,
+        schema: pa.Schema,
+        mode: Literal["error", "ignore"] = "ignore",
+        told: dict[str, str] | None = None,
+    ) -> deltalake.DeltaTable:
+        import deltalake
+
+        return deltalake.DeltaTable.create(
+            self.path, schema=schema, mode=mode, configuration=told, raise_if_key_not_exists=False
+        )
+
+    def _missing(self, table: deltalake.DeltaTable | None, schema: pa.Schema) -> list[deltalake.Field]:
+        """Columns of rows that the table does not have yet; refused where a column is another one."""
+        import deltalake
+
+        if table is None:
+            return []
+        known = {one.name: one.type for one in table.schema().fields}
+        wanted = deltalake.Schema.from_arrow(schema).fields
+        for one in wanted:
+            if known.get(one.name, one.type) != one.type:
+                raise InvalidOption(
+                    f"{self.path} has a column {one.name} of another type", "Give another directory"
+                )
+        return [one for one in wanted if one.name not in known]
+
+    def _add_columns(self, table: deltalake.DeltaTable, schema: pa.Schema) -> None:
+        """Dead letters have more to tell than messages: rows that were there before have null."""
+        missing = self._missing(table, schema)
+        if missing:
+            table.alter.add_columns(missing)
+
+    def _sync_log(self) -> None:
+        """delta-rs leaves its log to the page cache. What counts as done goes from the queue, and a power cut must not
+        take the commit."""
+        log = self.path / "_delta_log"
+        while True:
+            fresh = sorted(
+                file for file in log.iterdir() if _OF_LOG.fullmatch(file.name) and file.name > self._on_disk
+            )
+            try:
+                for path in fresh:
+                    sync(path)
+            except FileNotFoundError:  # cleared away meanwhile: a checkpoint has what was in it
+                continue
+            break
+        sync(log)
+        self._sync_names()
+        if fresh:
+            self._on_disk = fresh[-1].name
+
+    def _discard(self, written: Written) -> int:
+        """Files that are in no commit, and will be in none."""
+        for name, _, _ in written:
+            (self.path / name).unlink(missing_ok=True)
+        return 0
+
+
+def _has(table: deltalake.DeltaTable, key: str, batch: int) -> bool:
+    last = table.transaction_version(key)
+    return last is not None and last >= batch
+
+
+def _actions(written: Written) -> list[AddAction | RemoveAction]:
+    from deltalake.transaction import AddAction
+
+    now = int(time.time() * 1000)
+    return [
+        AddAction(name, size, {}, now, True, json.dumps({"numRecords": count}))
+        for name, size, count in written
+    ]
+
+
+def _arrow_schema(rows: DataFrame) -> pa.Schema:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(rows.schema, timezone="UTC")

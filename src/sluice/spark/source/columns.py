@@ -1,0 +1,137 @@
+"""The columns of a queue, as Spark and Arrow call their types. The names and types are those of the bulk door
+(docs/bulk.md); a test compares them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from sluice.spark.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PARTITION: Final = "partition"
+SEQUENCE: Final = "sequence"
+HEADERS: Final = "headers"
+BASE: Final[dict[str, DataType]] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "queue": StringType(),
+    "partition": IntegerType(),
+    "sequence": LongType(),
+    "timestamp": TimestampType(),
+    "message_id": StringType(),
+    "attempt": IntegerType(),
+    "topic": StringType(),
+}
+WITH_HEADERS: Final[dict[str, DataType]] = {HEADERS: MapType(StringType(), BinaryType())}
+DEAD_LETTERS: Final[dict[str, DataType]] = {
+    "original_queue": StringType(),
+    "original_topic": StringType(),
+    "original_partition": IntegerType(),
+    "original_sequence": LongType(),
+    "original_message_id": StringType(),
+    "original_group": StringType(),
+    "reason": StringType(),
+    "description": StringType(),
+    "attempts": IntegerType(),
+    "first_attempt": TimestampType(),
+    "last_attempt": TimestampType(),
+    "dead_at": TimestampType(),
+}
+ALL: Final[dict[str, DataType]] = {**BASE, **WITH_HEADERS, **DEAD_LETTERS}
+
+# What a writer takes: the first type is what it is made into by the broker, the others come as they are.
+_TEXT: Final = ("binary", "string")
+_WRITTEN: Final[dict[str, tuple[str, ...]]] = {
+    "value": _TEXT,
+    "key": _TEXT,
+    "queue": ("string",),
+    "headers": ("map<string,binary>", "map<string,string>"),
+    "delay": ("string",),
+    "priority": ("int", "bigint", "smallint", "tinyint"),
+    "message_id": ("string",),
+}
+
+
+def usual_schema(headers: bool, dead_letters: bool) -> StructType:
+    """What a reader sees who asks for nothing in particular."""
+    names = {**BASE, **(WITH_HEADERS if headers else {}), **(DEAD_LETTERS if dead_letters else {})}
+    return StructType([StructField(name, kind) for name, kind in names.items()])
+
+
+def check_read(schema: StructType) -> list[str]:
+    """The columns of a schema that the user has given: some of ours, with our types. Spark tells a Python source
+    nothing of the columns that a query needs, so this is how to fetch fewer."""
+    for column in schema.fields:
+        kind = ALL.get(column.name)
+        if kind is None:
+            raise InvalidOption(f"schema() names a column {column.name!r}", f"Choose from {', '.join(ALL)}")
+        if kind.simpleString() != column.dataType.simpleString():
+            raise InvalidOption(
+                f"schema() says that {column.name} is {column.dataType.simpleString()}",
+                f"It is {kind.simpleString()}; cast it afterwards",
+            )
+    return list(schema.names)
+
+
+def check_written(schema: StructType, queue: str) -> list[str]:
+    """The columns to send. What a reader of ours has besides is left out, so that rows can go back as they came."""
+    names: list[str] = []
+    for column in schema.fields:
+        taken = _WRITTEN.get(column.name)
+        if taken is None:
+            if column.name in ALL:
+                continue
+            raise InvalidOption(
+                f"a queue has no place for the column {column.name!r}",
+                f'Write {", ".join(_WRITTEN)}; drop the others, or put them into value: to_json(struct("*"))',
+            )
+        if column.name == "queue" and queue:
+            continue  # the option decides
+        kind = column.dataType.simpleString()
+        if kind not in taken and kind != "void":
+            raise InvalidOption(f"column {column.name} is {kind}", _cure(column.name, kind))
+        names.append(column.name)
+    if "value" not in names:
+        raise InvalidOption(
+            "there is no column value",
+            'Name it: selectExpr("... AS value"); to_json(struct("*")) for a whole row',
+        )
+    if not queue and "queue" not in names:
+        raise InvalidOption(
+            "nothing says which queue the rows are for", "Give the option queue, or a column queue"
+        )
+    return names
+
+
+def _cure(name: str, kind: str) -> str:
+    """How to make a column what is taken, in words that Spark takes: it casts no number to binary, and the text of a
+    number is no duration."""
+    if name == "priority":
+        return "Make it int: cast(priority AS int)"
+    if name == "delay":
+        return "Make it a text such as '5m'; a number of seconds: concat(delay, 's')"
+    if name == HEADERS:
+        if kind.startswith("map<"):
+            return "Make it map<string,string>: cast(headers AS map<string,string>)"
+        return "Make it map<string,string>: map('colour', colour, 'size', string(size))"
+    if kind.startswith(("struct<", "array<", "map<")):
+        return f"Make it string: to_json({name})"
+    return f"Make it string: cast({name} AS string)"
+
+
+def named(names: Iterable[str]) -> StructType:
+    return StructType([StructField(name, ALL[name]) for name in names])

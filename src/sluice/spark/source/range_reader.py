@@ -1,0 +1,115 @@
+"""Ranges of partitions as record batches, on an executor. It keeps nothing: the same range gives the same rows."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from sluice.spark.source.columns import PARTITION, SEQUENCE
+from sluice.spark.http.bulk_client import Door, Where
+from sluice.spark.errors import ANEW, MADE_AGAIN, NO_QUEUE, BrokerGone, DataLost, Refused, StreamCut
+from sluice.spark.runtime.gc_freeze import leave_out_imports
+from sluice.spark.source.offsets import Range, Task
+
+log = logging.getLogger(__name__)
+
+LOOK_ROWS: Final = 128
+MOST_TOGETHER: Final = 16  # for each row the broker looks at every partition that is read with it
+
+
+def read_task(
+    where: Where, names: list[str], task: Task, group: str = "", may_lose: bool = False, cure: str = ""
+) -> Iterator[pa.RecordBatch]:
+    """`may_lose`: a queue that was deleted since this was planned, and perhaps made again, has no rows, and that is no
+    fault.
+    `cure`: what to do about rows that are gone."""
+    leave_out_imports()
+    with Door(where) as door:
+        for ranges in together(task.ranges):
+            yield from read_ranges(door, names, ranges, group, may_lose, cure)
+
+
+def together(ranges: Sequence[Range]) -> list[list[Range]]:
+    """Ranges that are read in one stream: of one queue, each of another partition, and alike in what may be lost. The
+    broker then goes through its log once for all of them, where one after the other would touch each page each time."""
+    found: list[list[Range]] = []
+    for one in ranges:
+        last = found[-1] if found else []
+        if (
+            last
+            and len(last) < MOST_TOGETHER
+            and (last[0].queue, last[0].lenient, last[0].incarnation)
+            == (one.queue, one.lenient, one.incarnation)
+            and all(other.partition != one.partition for other in last)
+        ):
+            last.append(one)
+        else:
+            found.append([one])
+    return found
+
+
+def read_ranges(
+    door: Door,
+    names: list[str],
+    ranges: Sequence[Range],
+    group: str = "",
+    may_lose: bool = False,
+    cure: str = "",
+) -> Iterator[pa.RecordBatch]:
+    """The rows of ranges that are read together, those of each in order. An answer that is cut short (the broker was
+    restarted) is taken up again behind the last rows that arrived, so partition and sequence always come along, and are
+    dropped here if nobody wants them."""
+    queue, lenient, incarnation = ranges[0].queue, ranges[0].lenient, ranges[0].incarnation
+    asked = [*names, *(name for name in (PARTITION, SEQUENCE) if name not in names)]
+    left = {one.partition: (one.start, one.end) for one in ranges}
+    cut_at: float | None = None  # the first time since something arrived
+    while left:
+        try:
+            for batch in door.rows(queue, left.copy(), asked, lenient, group, incarnation):
+                for partition, last in _reached(batch, len(left)).items():
+                    end = left[partition][1]
+                    if last + 1 < end:
+                        left[partition] = (last + 1, end)
+                    else:
+                        del left[partition]
+                cut_at = None
+                yield batch if len(asked) == len(names) else batch.select(names)
+            return
+        except StreamCut as cut:
+            cut_at = cut_at or time.monotonic()
+            if time.monotonic() - cut_at > door.where.retry_seconds:
+                raise BrokerGone(door.where.url, door.where.retry_seconds, cut.what) from None
+            time.sleep(0.2)
+        except Refused as refusal:
+            if refusal.code == "out_of_range":
+                told = ", ".join(
+                    f"{start} to {end} of partition {number}" for number, (start, end) in left.items()
+                )
+                raise DataLost(
+                    f"rows {told} of queue {queue!r} cannot be read whole: {refusal.what}", cure
+                ) from None
+            if refusal.code in (MADE_AGAIN, NO_QUEUE):
+                if not may_lose:
+                    raise DataLost(refusal.what, ANEW) from None
+                log.warning("%s; what the old one had is left out", refusal.what)
+                return
+            raise
+
+
+def _reached(batch: pa.RecordBatch, parts: int) -> dict[int, int]:
+    """The last sequence of each of so many partitions in it, looked for from its end: they lie between one another, so
+    that its last rows tell nearly always. By hand, because Arrow's own grouping brings a library along, and whatever a
+    worker imports here it looks through for garbage after every task."""
+    partition, sequence = batch.column(PARTITION), batch.column(SEQUENCE)
+    found: dict[int, int] = {}
+    end = batch.num_rows
+    while end and len(found) < parts:
+        start = max(0, end - LOOK_ROWS)
+        some = (column.slice(start, end - start).to_pylist() for column in (partition, sequence))
+        found = {**dict(zip(*some)), **found}
+        end = start
+    return found

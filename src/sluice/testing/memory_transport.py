@@ -1,0 +1,107 @@
+"""A line without a socket: what one end writes, the other reads in the next turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sluice.testing.virtual_time import VirtualTime
+
+
+class End:
+    """One end of a line, as the transport of the protocol that sits there."""
+
+    def __init__(self, time: VirtualTime, protocol: Any) -> None:
+        self.protocol = protocol
+        self.peer: End = self
+        self._time = time
+        self._unread = bytearray()
+        self._reading = True
+        self._closing = False
+        self._lost = False
+        self._eof = False
+
+    # What a protocol asks of its transport
+
+    def write(self, data: bytes) -> None:
+        if not self._closing:
+            self.peer._arrive(bytes(data))
+
+    def close(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self._time.call_soon(self._lose, None)
+            self._time.call_soon(self.peer._hang_up)
+
+    def abort(self) -> None:
+        self.close()
+
+    def write_eof(self) -> None:
+        self._time.call_soon(self.peer._hear_eof)
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def pause_reading(self) -> None:
+        self._reading = False
+
+    def resume_reading(self) -> None:
+        self._reading = True
+        self._time.call_soon(self._read)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Nothing is ever written too fast: the other end is in the same process."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return ("127.0.0.1", 0) if name == "peername" else default
+
+    # What happens to it
+
+    def cut(self) -> None:
+        """The line breaks without a word."""
+        for end in (self, self.peer):
+            end._closing = True
+            end._unread.clear()
+            self._time.call_soon(end._lose, ConnectionResetError("the test cut the line"))
+
+    def _arrive(self, data: bytes) -> None:
+        self._unread += data
+        self._time.call_soon(self._read)
+
+    def _read(self) -> None:
+        if self._reading and self._unread and not self._lost:
+            data = bytes(self._unread)
+            self._unread.clear()
+            self.protocol.data_received(data)
+        if self._eof and not self._unread:
+            self._eof = False
+            if not self.protocol.eof_received():
+                self.close()
+
+    def _hear_eof(self) -> None:
+        self._eof = True
+        self._read()
+
+    def _hang_up(self) -> None:
+        """The other end has closed: read what is left, then close as well."""
+        self._read()
+        self.close()
+
+    def _lose(self, cause: Exception | None) -> None:
+        if not self._lost:
+            self._lost = True
+            self.protocol.connection_lost(cause)
+
+
+def join(time: VirtualTime, client: Any, server: Any) -> End:
+    """A line between two protocols; the client's end."""
+    near, far = End(time, client), End(time, server)
+    near.peer, far.peer = far, near
+    server.connection_made(far)
+    client.connection_made(near)
+    return near

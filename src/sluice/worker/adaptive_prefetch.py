@@ -1,0 +1,96 @@
+"""How many jobs a worker holds beyond those that it works on.
+
+A job that waits here is kept from idle workers elsewhere, so a worker takes no more jobs than it can
+run. Only where jobs are so short that the round trip to the broker would leave it idle does it hold
+some more: `AHEAD` for each job at a time. When such a job has waited for `PATIENCE_SECONDS`, because
+the jobs before it turned out to be long, it is released for another worker and the worker takes no
+more than it can run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from sluice.client import Delivery
+from sluice.client.queues.consumer import Consumer
+from sluice.client.errors import ClientError
+
+AHEAD: Final = 4
+SHORT_SECONDS: Final = 0.02  # a job on average; the round trip to a busy broker takes some ms
+PATIENCE_SECONDS: Final = 0.1
+PAUSE_SECONDS: Final = 5.0  # between two increases: each change is a SUBSCRIBE
+
+CallLater = Callable[[float, Callable[[], None]], Any]
+
+
+class Lookahead:
+    """`call_later` is the loop's, or that of a virtual clock; `is_idle` tells whether no job runs or waits."""
+
+    def __init__(
+        self, consumer: Consumer, concurrency: int, call_later: CallLater, is_idle: Callable[[], bool]
+    ) -> None:
+        self._consumer = consumer
+        self._concurrency = concurrency
+        self._call_later = call_later
+        self._is_idle = is_idle
+        self._is_ahead = False
+        self._jobs = 0  # since `_since`
+        self._since = time.monotonic()
+        self._not_before = 0.0
+        self._oldest: Delivery | None = None  # the one that was to be taken next at the last look
+        self._timer: Any = None
+        self._changing: asyncio.Task[None] | None = None
+
+    def job_ended(self) -> None:
+        """Count a job; hold more if the last ones were short."""
+        self._jobs += 1
+        if self._jobs < AHEAD * self._concurrency:
+            return
+        now = time.monotonic()
+        average = (now - self._since) * self._concurrency / self._jobs
+        self._jobs = 0
+        self._since = now
+        if not self._is_ahead and average < SHORT_SECONDS and now >= self._not_before:
+            self._is_ahead = True
+            self._not_before = now + PAUSE_SECONDS
+            self._change(AHEAD * self._concurrency)
+            self._timer = self._call_later(PATIENCE_SECONDS, self._look)
+
+    async def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._changing is not None:
+            self._changing.cancel()
+            await asyncio.wait([self._changing])
+
+    def _look(self) -> None:
+        """Hold no more than can be run if a job has waited since the last look, or there is nothing to do."""
+        self._timer = None
+        oldest = self._consumer.first_waiting()
+        if self._is_idle() or (oldest is not None and oldest is self._oldest):
+            self._oldest = None
+            self._is_ahead = False
+            self._change(self._concurrency)
+            return
+        self._oldest = oldest
+        self._timer = self._call_later(PATIENCE_SECONDS, self._look)
+
+    def _change(self, prefetch: int) -> None:
+        if self._changing is None or self._changing.done():
+            self._changing = asyncio.create_task(self._set_prefetch(prefetch))
+
+    async def _set_prefetch(self, prefetch: int) -> None:
+        """Tell the broker first: what is released would be delivered here again while there is room for it."""
+        telling = asyncio.create_task(self._consumer.set_prefetch(prefetch))
+        await asyncio.sleep(0)
+        if prefetch == self._concurrency:
+            self._consumer.give_back(self._consumer.take_waiting())
+        try:
+            await telling
+        except ClientError:
+            pass  # the next subscription carries it
+        finally:
+            telling.cancel()

@@ -1,0 +1,201 @@
+"""The console while things move: figures and charts that follow, a broker that goes and comes back, many queues."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from playwright.sync_api import expect
+
+from tests.support.broker_process import Broker, StartBroker
+from tests.admin.console.conftest import Open, base_of
+from tests.admin.console.kit import Peer, rest
+
+Connect = Callable[[Broker, str], Peer]
+
+
+def test_a_new_broker_teaches_and_the_first_message_makes_a_row(
+    start_broker: StartBroker, open_console: Open, peer: Connect
+) -> None:
+    broker = start_broker(flags=["--store", "memory"])
+    console = open_console(broker)
+    console.open()
+    expect(console.page.get_by_role("heading", name="No queues yet")).to_be_visible()
+    taught = console.page.locator(".empty code").first.inner_text()
+    console.shot("empty")
+    assert taught == "mosquitto_pub -q 1 -t '$queue/tasks' -m 'resize cat.png'"
+    peer(broker, "publisher").publish("tasks", b"resize cat.png")
+    row = console.page.get_by_role("row", name="tasks")
+    expect(row).to_be_visible()
+    expect(row.locator("td").first).to_have_text("1")
+
+
+def test_the_depth_chart_moves_while_a_client_publishes(
+    broker: Broker, open_console: Open, peer: Connect
+) -> None:
+    publisher = peer(broker, "mover")
+    publisher.publish("moving", b"first")
+    console = open_console(broker)
+    console.open_queue("moving")
+    chart = console.page.locator("figure", has_text="Depth").first
+    value = chart.locator("output")
+    expect(value).to_have_text("1")
+    line = chart.locator("path.line")
+    before = line.get_attribute("d")
+    for nth in range(60):
+        publisher.publish("moving", b"%d" % nth)
+    expect(value).to_have_text("61")
+    expect(line).not_to_have_attribute("d", before or "")
+    # Drawn up: the last point is higher on the screen than the first.
+    heights = [float(point.split(",")[1]) for point in (line.get_attribute("d") or "")[1:].split("L")]
+    assert heights[-1] < heights[0]
+    flow = console.page.locator("figure", has_text="Flow").locator("output").first
+    expect(flow).to_have_text(re.compile(r"[1-9]"))
+    console.shot("queue")
+
+
+def test_a_rate_is_drawn_from_the_second_look_on(broker: Broker, open_console: Open) -> None:
+    console = open_console(broker)
+    console.open()
+    drawn = console.page.evaluate(
+        """async () => {
+          const { History } = await import('/console/history.js');
+          const history = new History();
+          const node = { publishes_received: 0, publishes_sent: 0 };
+          const queue = { name: 'q', depth: 7, enqueue_rate: 0, deliver_rate: 0, ack_rate: 0 };
+          history.add(node, [queue], 1000);
+          history.add(node, [{ ...queue, ack_rate: 35 }], 2000);
+          const of = (name, field) => history.of(name, field).map(([, value]) => value);
+          return [of('q', 'depth'), of('q', 'ack_rate'), of(null, 'depth'), of(null, 'ack_rate')];
+        }"""
+    )
+    assert drawn == [[7, 7], [35], [7, 7], [35]]
+
+
+def test_the_page_of_a_queue_that_is_not_there_follows_it_coming_and_going(
+    broker: Broker, open_console: Open
+) -> None:
+    console = open_console(broker)
+    console.allow("status of 404")
+    page = console.page
+    console.open_queue("phoenix", "/messages")
+    expect(page.get_by_role("heading", name="There is no queue of this name")).to_be_visible()
+    expect(page.get_by_role("button", name="Purge")).to_be_hidden()
+    page.get_by_role("button", name="Publish a message").click()
+    form = page.get_by_role("dialog")
+    form.get_by_label("Payload").fill("ashes")
+    form.get_by_role("button", name="Publish").click()
+    expect(page.get_by_role("row", name="ashes")).to_be_visible()
+    expect(page.get_by_role("button", name="Purge")).to_be_visible()
+    console.live()
+    rest(base_of(broker), "/queues/phoenix", method="DELETE")
+    expect(page.get_by_role("heading", name="There is no queue of this name")).to_be_visible()
+    rest(base_of(broker), "/queues/phoenix/messages", {"payload": "again"})
+    expect(page.get_by_role("row", name="again")).to_be_visible()
+
+
+def test_a_lost_connection_is_told_and_comes_back_with_the_broker(
+    start_broker: StartBroker, open_console: Open, peer: Connect
+) -> None:
+    first = start_broker()
+    peer(first, "before").publish("surviving", b"1")
+    console = open_console(first)
+    console.allow("ERR_|Failed to load")
+    page = console.page
+    console.open()
+    console.live()
+    first.stop()
+    expect(page.locator("[data-link]")).to_have_text("Connection lost")
+    expect(page.get_by_role("alert").filter(has_text="Connection to the broker lost.")).to_be_visible()
+    console.shot("lost", whole=False)
+    again = start_broker(flags=["--http", first.facts["http"], "--data", str(first.folder / "data")])
+    console.live()
+    expect(page.locator("[data-lost]")).to_be_hidden()
+    peer(again, "after").publish("surviving", b"2")
+    expect(page.get_by_role("row", name="surviving").locator("td").first).to_have_text("2")
+
+
+def test_a_thousand_queues_are_paged_and_filtered_and_a_second_changes_little(
+    start_broker: StartBroker, open_console: Open, peer: Connect
+) -> None:
+    broker = start_broker(flags=["--store", "memory"])
+    names = [f"tenant-{nth:04}/jobs" for nth in range(1000)]
+    publisher = peer(broker, "many")
+    publisher.publish_many(names, b"x")
+    publisher.publish_many(["tenant-0777/jobs"] * 5, b"x")
+    console = open_console(broker)
+    page = console.page
+    console.open()
+    rows = page.locator("table.queues tbody tr")
+    expect(rows).to_have_count(50)
+    expect(page.locator(".pager")).to_contain_text("1\u201350 of 1,000")
+    # One event of the stream, and what it changes in the page: figures of the rows that are seen, and no row anew.
+    changes, added = page.evaluate(
+        """async () => {
+          const { app } = await import('/console/app.js');
+          const { QueueTable } = await import('/console/views/queue_table.js');
+          const table = new QueueTable(app);
+          table.update();
+          const watch = new MutationObserver(() => {});
+          watch.observe(table.element, { subtree: true, childList: true, characterData: true, attributes: true });
+          for (const queue of app.queues.values()) queue.depth += 1;
+          app.history.add(app.node, [...app.queues.values()]);
+          table.update();
+          const seen = watch.takeRecords();
+          const rows = seen.flatMap((one) => [...one.addedNodes]).filter((one) => one.nodeName === 'TR');
+          return [seen.length, rows.length];
+        }"""
+    )
+    assert 50 <= changes <= 50 * 10 and added == 0
+    page.get_by_role("button", name="Depth").click()
+    expect(rows.first).to_contain_text("tenant-0777/jobs")
+    expect(page.get_by_role("columnheader", name="Depth")).to_have_attribute("aria-sort", "descending")
+    console.shot("thousand", whole=False)
+    page.get_by_label("Filter by name").fill("0042")
+    expect(rows).to_have_count(1)
+    page.get_by_label("Filter by name").fill("")
+    page.get_by_role("button", name="Queue", exact=True).click()
+    page.get_by_role("button", name="Next").click()
+    expect(rows.first).to_contain_text("tenant-0050/jobs")
+
+
+def test_the_stream_is_read_however_it_is_cut_and_faults_find_their_field(
+    broker: Broker, open_console: Open
+) -> None:
+    console = open_console(broker)
+    console.open()
+    events = console.page.evaluate(
+        """async () => {
+          const { EventParser } = await import('/console/live.js');
+          const first = ': welcome\\n\\nevent: queues\\r\\ndata: {"a":\\ndata: 1}\\r\\n\\r\\n';
+          const text = first + 'event: queue\\ndata: 2\\n\\n';
+          const read = (size) => {
+            const parser = new EventParser();
+            const found = [];
+            for (let at = 0; at < text.length; at += size) found.push(...parser.feed(text.slice(at, at + size)));
+            return found.map(({ event, data }) => `${event}=${data}`);
+          };
+          return [1, 2, 3, 7, 1000].map(read);
+        }"""
+    )
+    assert events == [['queues={"a":\n1}', "queue=2"]] * 5
+    faults = console.page.evaluate(
+        """async () => {
+          const { faultsOf } = await import('/console/config_fields.js');
+          const paths = ['partitions', 'limits.retention', 'retry_policy.jitter'];
+          const told = (message) => {
+            const { byField, rest } = faultsOf(message, paths);
+            return [[...byField], rest];
+          };
+          return [
+            told("queue 'q' cannot be used: limits.retention 'x' is no time; write 5s; partitions too many"),
+            told('partitions cannot shrink'),
+            told('the disk is full'),
+          ];
+        }"""
+    )
+    assert faults == [
+        [[["limits.retention", "'x' is no time; write 5s"], ["partitions", "too many"]], []],
+        [[["partitions", "cannot shrink"]], []],
+        [[], ["the disk is full"]],
+    ]

@@ -1,0 +1,32 @@
+"""The page of the nodes, in a cluster."""
+
+from __future__ import annotations
+
+import os
+
+from playwright.sync_api import expect
+
+from tests.support.broker_process import StartBroker
+from tests.admin.console.conftest import Open
+from tests.support.redis_process import RedisProcess
+
+
+def test_the_nodes_page_shows_who_holds_how_many_cells(
+    start_broker: StartBroker, open_console: Open, redis_server: RedisProcess
+) -> None:
+    config = f"""
+        [cluster]
+        coordinator = "redis"
+        name = "console-{os.urandom(4).hex()}"
+        node = "lonely"
+        cells = 3
+        listen = "127.0.0.1:0"
+        [redis]
+        prefix = "console-{os.urandom(4).hex()}"
+    """
+    console = open_console(start_broker(config, flags=["--store", redis_server.url]))
+    console.open("/nodes")
+    card = console.page.get_by_role("region", name="Cluster console-")
+    expect(card).to_contain_text("every cell is where it should be")
+    expect(card.get_by_role("row", name="lonely (answers you)").get_by_role("cell").first).to_have_text("3")
+    console.shot("cluster")

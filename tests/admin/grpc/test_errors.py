@@ -1,0 +1,462 @@
+"""What the gRPC door refuses: with which code, in words that say what to do, and to whom."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from sluice.access.identity import Identity, Keyring, Role
+from sluice.admin.grpc import queue_admin_pb2 as pb
+from sluice.admin.grpc.interceptor import CODES, ROLES, SERVICE
+from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminStub
+from sluice.admin.grpc.server import serve_grpc
+from sluice.admin.service import AdminService
+from tests.admin.grpc.conftest import Door
+from tests.admin.live_broker import Worker, living
+
+Code = grpc.StatusCode
+
+
+async def refusal(call: Any) -> tuple[grpc.StatusCode, str, str]:
+    """The code, the words, and the kind of error for programs."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    trailing = dict(caught.value.trailing_metadata() or ())
+    return caught.value.code(), caught.value.details() or "", str(trailing.get("sluice-error", ""))
+
+
+TOO_LATE = Timestamp(seconds=1 << 40)
+
+REFUSALS: list[tuple[str, Any, grpc.StatusCode, str, str]] = [
+    ("CreateQueue", pb.CreateQueueRequest(), Code.INVALID_ARGUMENT, "invalid_queue_config", "config_json"),
+    (
+        "CreateQueue",
+        pb.CreateQueueRequest(config_json="{"),
+        Code.INVALID_ARGUMENT,
+        "invalid_queue_config",
+        "JSON",
+    ),
+    (
+        "CreateQueue",
+        pb.CreateQueueRequest(config_json='{"name": "a", "partitions": NaN}'),
+        Code.INVALID_ARGUMENT,
+        "invalid_queue_config",
+        "NaN",
+    ),
+    (
+        "CreateQueue",
+        pb.CreateQueueRequest(config_json="[" * 100_000),
+        Code.INVALID_ARGUMENT,
+        "invalid_queue_config",
+        "JSON",
+    ),
+    (
+        "CreateQueue",
+        pb.CreateQueueRequest(config_json='{"name": "a", "partitions": 0}'),
+        Code.INVALID_ARGUMENT,
+        "invalid_queue_config",
+        "partitions",
+    ),
+    (
+        "CreateQueue",
+        pb.CreateQueueRequest(config_json='{"name": "jobs"}'),
+        Code.ALREADY_EXISTS,
+        "queue_exists",
+        "configuration",
+    ),
+    ("GetQueue", pb.GetQueueRequest(name="none"), Code.NOT_FOUND, "unknown_queue", "create it"),
+    ("GetQueue", pb.GetQueueRequest(), Code.NOT_FOUND, "unknown_queue", "create it"),
+    ("GetQueueStats", pb.GetQueueStatsRequest(name="none"), Code.NOT_FOUND, "unknown_queue", "create it"),
+    ("DeleteQueue", pb.DeleteQueueRequest(name="none"), Code.NOT_FOUND, "unknown_queue", "create it"),
+    ("GetConfig", pb.GetConfigRequest(name="none"), Code.NOT_FOUND, "unknown_queue", "create it"),
+    (
+        "UpdateConfig",
+        pb.UpdateConfigRequest(name="none", config_json="{}"),
+        Code.NOT_FOUND,
+        "unknown_queue",
+        "create it",
+    ),
+    (
+        "UpdateConfig",
+        pb.UpdateConfigRequest(name="jobs", config_json='{"colour": 1}'),
+        Code.INVALID_ARGUMENT,
+        "invalid_queue_config",
+        "colour",
+    ),
+    ("PurgeQueue", pb.PurgeQueueRequest(name="none"), Code.NOT_FOUND, "unknown_queue", "create it"),
+    ("ListQueues", pb.ListQueuesRequest(limit=-1), Code.INVALID_ARGUMENT, "invalid_request", "limit"),
+    ("ListQueues", pb.ListQueuesRequest(limit=10_001), Code.INVALID_ARGUMENT, "invalid_request", "10,000"),
+    (
+        "Publish",
+        pb.PublishRequest(queue="a/+", payload=b""),
+        Code.INVALID_ARGUMENT,
+        "invalid_queue_name",
+        "tasks/image",
+    ),
+    (
+        "Publish",
+        pb.PublishRequest(queue="full", payload=b""),
+        Code.RESOURCE_EXHAUSTED,
+        "queue_full",
+        "overflow",
+    ),
+    (
+        "Publish",
+        pb.PublishRequest(queue="small", payload=b"x" * 65),
+        Code.INVALID_ARGUMENT,
+        "message_too_large",
+        "max_message_size",
+    ),
+    (
+        "Publish",
+        pb.PublishRequest(queue="strict", payload=b"{}"),
+        Code.INVALID_ARGUMENT,
+        "invalid_payload",
+        "payload",
+    ),
+    (
+        "Publish",
+        pb.PublishRequest(queue="jobs", priority=10),
+        Code.INVALID_ARGUMENT,
+        "invalid_request",
+        "priority",
+    ),
+    (
+        "Publish",
+        pb.PublishRequest(queue="jobs", delay=Duration(seconds=-1)),
+        Code.INVALID_ARGUMENT,
+        "invalid_request",
+        "delay",
+    ),
+    (
+        "Publish",
+        pb.PublishRequest(queue="jobs", expiry=Duration(seconds=1 << 40)),
+        Code.INVALID_ARGUMENT,
+        "invalid_request",
+        "expiry",
+    ),
+    (
+        "Publish",
+        pb.PublishRequest(queue="jobs", deliver_at=TOO_LATE),
+        Code.INVALID_ARGUMENT,
+        "invalid_request",
+        "deliver_at",
+    ),
+    ("PeekMessages", pb.PeekMessagesRequest(queue="none"), Code.NOT_FOUND, "unknown_queue", "create it"),
+    (
+        "PeekMessages",
+        pb.PeekMessagesRequest(queue="jobs", limit=1001),
+        Code.INVALID_ARGUMENT,
+        "invalid_request",
+        "limit",
+    ),
+    (
+        "PeekMessages",
+        pb.PeekMessagesRequest(queue="jobs", partition=-1),
+        Code.INVALID_ARGUMENT,
+        "invalid_request",
+        "partition",
+    ),
+    (
+        "PeekMessages",
+        pb.PeekMessagesRequest(queue="jobs", partition=99),
+        Code.INVALID_ARGUMENT,
+        "invalid_queue_config",
+        "partition 99",
+    ),
+    (
+        "PeekMessages",
+        pb.PeekMessagesRequest(queue="jobs", group="none"),
+        Code.NOT_FOUND,
+        "unknown_group",
+        "none",
+    ),
+    (
+        "GetMessage",
+        pb.GetMessageRequest(queue="jobs", message_id="none"),
+        Code.NOT_FOUND,
+        "unknown_message",
+        "none",
+    ),
+    (
+        "GetMessage",
+        pb.GetMessageRequest(queue="jobs", message_id="1-0", payload_bytes=-1),
+        Code.INVALID_ARGUMENT,
+        "invalid_request",
+        "payload_bytes",
+    ),
+    ("Explain", pb.ExplainRequest(queue="none", message_id="1-0"), Code.NOT_FOUND, "unknown_queue", "create"),
+    ("Explain", pb.ExplainRequest(queue="jobs", message_id="x"), Code.NOT_FOUND, "unknown_message", "x"),
+    ("ListGroups", pb.ListGroupsRequest(queue="none"), Code.NOT_FOUND, "unknown_queue", "create it"),
+    ("GetGroup", pb.GetGroupRequest(queue="jobs", group="none"), Code.NOT_FOUND, "unknown_group", "none"),
+    (
+        "CreateGroup",
+        pb.CreateGroupRequest(queue="jobs", group="a/b"),
+        Code.INVALID_ARGUMENT,
+        "invalid_queue_config",
+        "a/b",
+    ),
+    (
+        "CreateGroup",
+        pb.CreateGroupRequest(queue="jobs", group="new", start="soon"),
+        Code.INVALID_ARGUMENT,
+        "invalid_queue_config",
+        "soon",
+    ),
+    (
+        "CreateGroup",
+        pb.CreateGroupRequest(queue="jobs", group="team"),
+        Code.ALREADY_EXISTS,
+        "group_exists",
+        "seek",
+    ),
+    (
+        "DeleteGroup",
+        pb.DeleteGroupRequest(queue="jobs", group="none"),
+        Code.NOT_FOUND,
+        "unknown_group",
+        "none",
+    ),
+    (
+        "SeekGroup",
+        pb.SeekGroupRequest(queue="jobs", group="team"),
+        Code.INVALID_ARGUMENT,
+        "invalid_request",
+        "earliest",
+    ),
+    (
+        "SeekGroup",
+        pb.SeekGroupRequest(queue="jobs", group="none", to="latest"),
+        Code.NOT_FOUND,
+        "unknown_group",
+        "none",
+    ),
+    ("ListConsumers", pb.ListConsumersRequest(queue="none"), Code.NOT_FOUND, "unknown_queue", "create it"),
+    (
+        "ListDeadLetters",
+        pb.ListDeadLettersRequest(queue="none"),
+        Code.NOT_FOUND,
+        "unknown_queue",
+        "create it",
+    ),
+    (
+        "ListDeadLetters",
+        pb.ListDeadLettersRequest(queue="jobs", filter=pb.LetterFilter(since=TOO_LATE)),
+        Code.INVALID_ARGUMENT,
+        "invalid_request",
+        "filter.since",
+    ),
+    (
+        "GetDeadLetter",
+        pb.GetDeadLetterRequest(queue="jobs", message_id="none"),
+        Code.NOT_FOUND,
+        "unknown_message",
+        "none",
+    ),
+    (
+        "RetryDeadLetter",
+        pb.RetryDeadLetterRequest(queue="jobs", message_id="none"),
+        Code.NOT_FOUND,
+        "unknown_message",
+        "none",
+    ),
+    (
+        "RetryDeadLetters",
+        pb.RetryDeadLettersRequest(queue="jobs", limit=-5),
+        Code.INVALID_ARGUMENT,
+        "invalid_request",
+        "limit",
+    ),
+    ("PurgeDeadLetters", pb.PurgeDeadLettersRequest(queue="none"), Code.NOT_FOUND, "unknown_queue", "create"),
+    (
+        "DeleteDeadLetter",
+        pb.DeleteDeadLetterRequest(queue="jobs", message_id="none"),
+        Code.NOT_FOUND,
+        "unknown_message",
+        "none",
+    ),
+]
+
+
+async def furnish(door: Door) -> None:
+    """Queues that refuse things."""
+    for config in (
+        {"name": "jobs", "partitions": 2},
+        {"name": "full", "limits": {"max_queue_depth": 1}},
+        {"name": "small", "limits": {"max_message_size": 64}},
+        {"name": "strict", "schema": {"type": "object", "required": ["id"]}},
+    ):
+        await door.admin.CreateQueue(pb.CreateQueueRequest(config_json=json.dumps(config)))
+    await door.admin.Publish(pb.PublishRequest(queue="full", payload=b"x"))
+    await door.admin.CreateGroup(pb.CreateGroupRequest(queue="jobs", group="team"))
+
+
+async def test_what_cannot_be_done_is_refused_with_a_code_and_what_to_do(door: Door) -> None:
+    await furnish(door)
+    for method, request, code, kind, word in REFUSALS:
+        answered, details, told = await refusal(getattr(door.admin, method)(request))
+        assert (answered, told) == (code, kind), (method, details)
+        assert word in details, (method, details)
+        assert re.search(r"\. [A-Z]| must | is not a key ", details), (
+            f"{method} does not say what to do: {details}"
+        )
+
+
+async def test_what_somebody_uses_is_not_taken_away(door: Door) -> None:
+    await furnish(door)
+    async with door.house.client("worker-1") as client:
+        await Worker(client, "jobs").join(consumer_group="team")
+        call = door.admin.DeleteGroup(pb.DeleteGroupRequest(queue="jobs", group="team"))
+        code, details, kind = await refusal(call)
+    assert (code, kind) == (Code.FAILED_PRECONDITION, "in_use")
+    assert "unsubscribe" in details
+
+
+async def test_a_request_beyond_the_bound_is_refused(door: Door) -> None:
+    code, _, _ = await refusal(door.admin.Publish(pb.PublishRequest(queue="jobs", payload=bytes(17 << 20))))
+    assert code == Code.RESOURCE_EXHAUSTED
+    assert (await door.admin.ListQueues(pb.ListQueuesRequest())).queues == []
+
+
+async def test_our_own_fault_tells_nothing_and_is_logged(
+    door: Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def stumble(service: AdminService) -> None:
+        raise ZeroDivisionError("the secret")
+
+    monkeypatch.setattr(AdminService, "node", stumble)
+    code, details, kind = await refusal(door.admin.GetNode(pb.GetNodeRequest()))
+    assert (code, kind) == (Code.INTERNAL, "internal")
+    assert "log" in details and "secret" not in details
+    assert "ZeroDivisionError" in caplog.text
+
+
+# ---- who may
+
+
+async def code_of(call: Any) -> grpc.StatusCode:
+    try:
+        await call
+    except grpc.aio.AioRpcError as fault:
+        return fault.code()
+    return Code.OK
+
+
+class Names:
+    """Credentials of a test: the token is the role."""
+
+    def of_bearer(self, text: str) -> Identity | None:
+        return Identity(f"{text}-1", Role.of(text)) if text in ("viewer", "operator", "admin") else None
+
+    def of_password(self, name: str, password: str, peer: str) -> Identity | None:
+        return Identity(peer, Role.VIEWER) if (name, password) == ("ada", "pass") else None
+
+
+@pytest.fixture
+async def guarded() -> AsyncIterator[grpc.aio.Channel]:
+    async with living() as house:
+        server = await serve_grpc(house.desk, Keyring(Names()), "127.0.0.1", 0, None)
+        async with grpc.aio.insecure_channel(str(server.address)) as channel:
+            yield channel
+        await server.stop(0)
+
+
+REQUESTS = {
+    method.name: method.input_type.name for method in pb.DESCRIPTOR.services_by_name["QueueAdmin"].methods
+}
+
+
+def call(channel: grpc.aio.Channel, method: str, authorization: str = "") -> Any:
+    metadata = (("authorization", authorization),) if authorization else ()
+    asked = getattr(QueueAdminStub(channel), method)(getattr(pb, REQUESTS[method])(), metadata=metadata)
+    return asked.read() if method == "Watch" else asked
+
+
+def test_every_call_has_a_role() -> None:
+    assert ROLES.keys() == REQUESTS.keys()
+
+
+def test_every_kind_of_refusal_stands_before_its_family() -> None:
+    for nth, (kind, _) in enumerate(CODES):
+        assert not any(issubclass(kind, other) for other, _ in CODES[:nth]), kind
+
+
+@pytest.mark.parametrize("authorization", ["", "Bearer nobody", "Basic !", "Digest x", "Bearer"])
+async def test_nobody_gets_in_without_credentials(guarded: grpc.aio.Channel, authorization: str) -> None:
+    for method in REQUESTS:
+        code, details, kind = await refusal(call(guarded, method, authorization))
+        assert (code, kind) == (Code.UNAUTHENTICATED, "not_authenticated"), method
+        assert "Bearer" in details
+
+
+async def test_what_a_stranger_sends_is_not_even_read(guarded: grpc.aio.Channel) -> None:
+    """It is larger than any request may be; gRPC would say so if it looked."""
+    request = pb.PublishRequest(queue="jobs", payload=bytes(17 << 20))
+    code, _, _ = await refusal(QueueAdminStub(guarded).Publish(request))
+    assert code == Code.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("role", list(Role))
+async def test_each_role_may_do_what_it_is_for_and_no_more(guarded: grpc.aio.Channel, role: Role) -> None:
+    for method, (needed, _) in ROLES.items():
+        asked = call(guarded, method, f"Bearer {role.word}")
+        if role < needed:
+            code, details, kind = await refusal(asked)
+            assert (code, kind) == (Code.PERMISSION_DENIED, "not_allowed"), method
+            assert f"{role.word}-1" in details and needed.word in details
+        else:
+            # What is asked is empty, so some of it cannot be had: that is told only to those who may.
+            assert await code_of(asked) in (Code.OK, Code.NOT_FOUND, Code.INVALID_ARGUMENT), method
+
+
+async def test_a_caller_hears_who_it_is(guarded: grpc.aio.Channel) -> None:
+    told = await call(guarded, "WhoAmI", "Bearer operator")
+    assert (told.name, told.role, told.anonymous) == ("operator-1", "operator", False)
+    told = await call(guarded, "WhoAmI", "Basic YWRhOnBhc3M=")
+    assert (told.name, told.role) == ("127.0.0.1", "viewer")  # the address without its port
+
+
+async def test_without_users_everybody_is_an_administrator(door: Door) -> None:
+    told = await door.admin.WhoAmI(pb.WhoAmIRequest())
+    assert (told.name, told.role, told.anonymous) == ("anonymous", "admin", True)
+
+
+async def test_where_queues_are_switched_off_only_the_node_answers() -> None:
+    async with living() as house:
+        server = await serve_grpc(house.desk, Keyring(), "127.0.0.1", 0, queues_enabled=False)
+        async with grpc.aio.insecure_channel(str(server.address)) as channel:
+            for method in REQUESTS:
+                if method in ("GetNode", "ListNodes", "GetCluster", "GetStore", "ListLosses", "WhoAmI"):
+                    await call(channel, method)
+                elif method == "ConfirmLoss":
+                    assert (await refusal(call(channel, method)))[2] != "queues_disabled"
+                else:
+                    code, details, kind = await refusal(call(channel, method))
+                    assert (code, kind) == (Code.FAILED_PRECONDITION, "queues_disabled"), method
+                    assert "queues.enabled" in details
+        await server.stop(0)
+
+
+async def test_a_call_without_a_request_or_with_nonsense_is_refused(door: Door) -> None:
+    call = door.channel.stream_unary(f"/{SERVICE}/GetNode")
+    code, details, kind = await refusal(call(iter(())))
+    assert (code, kind) == (Code.INVALID_ARGUMENT, "invalid_request")
+    assert "Send one message" in details
+    code, details, kind = await refusal(door.channel.unary_unary(f"/{SERVICE}/Publish")(b"\xff" * 10))
+    assert (code, kind) == (Code.INVALID_ARGUMENT, "invalid_request")
+    assert "queue_admin.proto" in details
+    assert (await door.admin.GetNode(pb.GetNodeRequest())).name
+
+
+async def test_a_call_that_is_none_is_told_so(door: Door) -> None:
+    unknown = door.channel.unary_unary(f"/{SERVICE}/Explode")
+    code, _, _ = await refusal(unknown(b""))
+    assert code == Code.UNIMPLEMENTED

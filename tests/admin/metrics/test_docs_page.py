@@ -1,0 +1,79 @@
+"""docs/metrics.md: the tables are the metrics there are, the alerts ask for them, the traces example propagates."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.admin.metrics.exposition import CLUSTER
+from sluice.client import Client
+from tests.admin.live_broker import living
+from tests.admin.metrics.test_exposition import QUICK, Page, work
+
+TEXT = (Path(__file__).parents[2] / "docs/metrics.md").read_text("utf-8")
+BLOCKS = re.findall(r"^```([^\n]*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+async def page() -> Page:
+    async with living(QUICK) as house:
+        return await work(house)
+
+
+def described(page: Page) -> dict[str, tuple[str, set[str]]]:
+    """Our own families by the name people use: type, and labels without `le`."""
+    found: dict[str, tuple[str, set[str]]] = {}
+    for family in page.families:
+        if family.name.startswith(("mqtt_", "sluice_")):
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            found[name] = (family.type, {label for one in family.samples for label in one.labels} - {"le"})
+    return found
+
+
+async def test_the_tables_list_every_metric_with_its_type_and_labels(page: Page) -> None:
+    there = described(page)
+    with_labels = re.findall(r"^\| `(mqtt_queue_\w+)` \| (\w+) \| ([\w, ]+) \|", TEXT, re.MULTILINE)
+    others = re.findall(
+        r"^\| `((?:mqtt_broker|mqtt_ecq|sluice(?!_redis))_\w+)` \| (\w+) \|", TEXT, re.MULTILINE
+    )
+    told = {name: (kind, set(labels.split(", "))) for name, kind, labels in with_labels}
+    told |= {name: (kind, there[name][1] if name == "sluice_info" else set()) for name, kind in others}
+    in_a_cluster: dict[str, tuple[str, set[str]]] = {name: ("gauge", set()) for name, _, _ in CLUSTER}
+    assert told == there | in_a_cluster
+    for name in re.findall(r"`(process_\w+)`", TEXT):
+        assert name in page.kinds
+
+
+async def test_alerts_ask_for_metrics_that_there_are(page: Page) -> None:
+    [rules] = [text for info, text in BLOCKS if info == "yaml" and "alert:" in text]
+    expressions = re.findall(r"expr: (.*)", rules)
+    assert len(expressions) == rules.count("alert:")
+    for expression in expressions:
+        names = re.findall(r"\b((?:mqtt|sluice)_\w+)", expression)
+        assert names or expression.startswith("up{")
+        assert all(name in page.kinds for name in names), expression
+
+
+async def test_the_example_of_traces_carries_a_trace_from_producer_to_consumer() -> None:
+    trace: Any = importlib.import_module("opentelemetry.trace")
+    [example] = [text for info, text in BLOCKS if info == "python run"]
+    names: dict[str, Any] = {}
+    exec(compile(example, "docs/metrics.md", "exec"), names)
+    span = trace.SpanContext(
+        0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, False, trace.TraceFlags(1)
+    )
+    async with living() as house:
+        url = f"mqtt://{house.mqtt}"
+        async with Client.from_url(url, client_id="worker-1") as client:
+            await client.subscribe("$queue/orders", qos=1)
+            with trace.use_span(trace.NonRecordingSpan(span)):
+                await names["order"](client, b"x")
+            message = await anext(client.messages())
+    assert dict(message.properties.user)["traceparent"].split("-")[1] == f"{span.trace_id:032x}"
+    context = names["propagator"].extract(dict(message.properties.user))
+    assert trace.get_current_span(context).get_span_context().trace_id == span.trace_id
+    await names["work"](message)

@@ -1,0 +1,133 @@
+"""`sluice verify --data`: the books of a store whose broker does not run."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from sluice.admin.queries.offline_verification import verify_store
+from sluice.errors import StoreError, StoreLocked
+from sluice.store.embedded import EmbeddedStore, Files
+from tests.admin.kit import AdminHouse, settle, take
+from tests.store.kit import StoreUnderTest
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A store with something of everything in it, and its broker gone."""
+    house = AdminHouse("embedded", tmp_path / "store")
+    worker = house.worker("w-1", prefetch=3)
+    for number in range(20):
+        house.publish(b"payload %d" % number)
+    failed, dead, done = take(worker)
+    settle(worker, "nack", failed)
+    settle(worker, "reject", dead)
+    settle(worker, "ack", done)
+    house.close()
+    return tmp_path / "store"
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+
+
+def test_a_store_in_order_is_said_to_be_so_and_left_as_it_is(directory: Path) -> None:
+    before = files(directory)
+    report = verify_store(directory, EmbeddedStore)
+    assert (report.faults, report.torn_bytes) == ([], 0)
+    assert (report.queues, report.messages) == (2, 19), "18 in the queue, one dead letter"
+    assert report.segments >= 1
+    assert files(directory) == before
+    house = AdminHouse("embedded", directory)
+    house.close()
+
+
+def tear(directory: Path) -> None:
+    log = max(directory.glob("*.log"), key=lambda path: path.name)
+    with log.open("r+b") as file:
+        data = file.read()
+        file.seek(len(data.rstrip(b"\0")))
+        file.write(b"torn by a crash")
+
+
+def test_a_torn_end_is_told_is_no_fault_and_is_left_for_the_next_start(directory: Path) -> None:
+    tear(directory)
+    before = files(directory)
+    report = verify_store(directory, EmbeddedStore)
+    assert report.faults == [] and report.torn_bytes >= 15
+    assert "The next start cuts it off" in report.notes[0]
+    assert files(directory) == before
+    store = StoreUnderTest(directory).open()
+    assert store.report.torn_bytes == report.torn_bytes, "the start after it reports the torn bytes too"
+    store.store.close()
+
+
+@pytest.mark.parametrize("name", ["00000001.idx", "layout", "lock"])
+def test_files_that_a_start_would_write_again_stay_missing(tmp_path: Path, name: str) -> None:
+    store = StoreUnderTest(tmp_path / "store").open()
+    store.fill_segment(0)
+    store.snapshot(b"")
+    store.store.close()
+    (tmp_path / "store" / name).unlink()
+    (tmp_path / "store" / "00000009.idx").write_bytes(b"without a log")
+    (tmp_path / "store" / "00000009.idx.tmp").write_bytes(b"half")
+    before = files(tmp_path / "store")
+    looked = StoreUnderTest(tmp_path / "store", read_only=True).open()
+    assert bool(looked.report.notes) == (name == "layout")
+    looked.store.close()
+    assert files(tmp_path / "store") == before
+
+
+def test_a_store_that_a_broker_has_open_is_refused(tmp_path: Path) -> None:
+    house = AdminHouse("embedded", tmp_path / "store")
+    with pytest.raises(StoreLocked):
+        verify_store(tmp_path / "store", EmbeddedStore)
+    house.close()
+
+
+def test_a_directory_without_a_store_is_refused_and_none_is_made(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(StoreError, match="no store"):
+            verify_store(folder, EmbeddedStore)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_of_other_files_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hi")
+    with pytest.raises(StoreError, match="there is no store in"):
+        verify_store(tmp_path, EmbeddedStore)
+    assert files(tmp_path) == {"notes.txt": b"hi"}
+
+
+def test_a_broker_does_not_start_on_a_store_while_it_is_verified(directory: Path) -> None:
+    looking = StoreUnderTest(directory, read_only=True).open()
+    with pytest.raises(StoreLocked):
+        StoreUnderTest(directory).open()
+    looking.store.close()
+
+
+def test_a_damaged_message_is_a_fault(directory: Path) -> None:
+    log = min(directory.glob("*.log"), key=lambda path: path.name)
+    data = log.read_bytes()
+    at = data.index(b"payload 11")
+    log.write_bytes(data[:at] + b"PAYLOAD" + data[at + 7 :])
+    report = verify_store(directory, EmbeddedStore)
+    assert len(report.faults) == 1, report.faults
+
+
+class Worn(Files):
+    """A disk from which a start can be read, and then nothing more."""
+
+    def read(self, fd: int, size: int, at: int) -> bytes:
+        if threading.current_thread() is not threading.main_thread():
+            raise OSError(errno.EIO, "Input/output error")
+        return super().read(fd, size, at)
+
+
+def test_a_disk_that_cannot_be_read_is_a_fault_that_names_the_place(directory: Path) -> None:
+    report = verify_store(directory, partial(EmbeddedStore, files=Worn()))
+    assert len(report.faults) == 1 and "cannot be read at byte" in report.faults[0]

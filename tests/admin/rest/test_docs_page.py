@@ -1,0 +1,72 @@
+"""The commands of docs/rest.md do what the page says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.broker_process import Broker
+from tests.support.doc_pages import ROOT, commands
+from tests.support.external_programs import need_program
+
+PAGE = "docs/rest.md"
+BULK = "/api/v1/bulk"  # has a page of its own: docs/bulk.md
+
+
+def test_the_commands_of_the_page_do_what_it_says(broker: Broker, tmp_path: Path) -> None:
+    """In their order: later ones look at what earlier ones made."""
+    need_program("curl")
+    for script, output in commands(PAGE):
+        done = subprocess.run(
+            ["bash", "-c", script.replace("127.0.0.1:8080", str(broker.address("http")))],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=40,
+        )
+        said = re.sub(r"\}\{", "}\n{", done.stdout).splitlines()
+        assert len(said) == len(output.splitlines()), done.stdout
+        for line, pattern in zip(said, output.splitlines(), strict=True):
+            words = re.escape(pattern).replace(re.escape("..."), ".*")
+            assert re.fullmatch(words, line), f"{line!r} is not {pattern!r}"
+
+
+def test_the_table_of_the_page_names_every_route(broker: Broker) -> None:
+    spec = httpx.get(f"http://{broker.address('http')}/openapi.json", timeout=30).json()
+    page = (ROOT / PAGE).read_text("utf-8")
+    told = {
+        (method, re.sub(r"\?.*", "", path.replace("...", "/queues/{name}")).replace("{id}", "{message_id}"))
+        for method, path in re.findall(r"`(GET|POST|PUT|DELETE) ([^`]+)`", page.partition("## Publishing")[0])
+    }
+    there = {
+        (method.upper(), path.removeprefix("/api/v1"))
+        for path, operations in spec["paths"].items()
+        for method in operations
+        if path.startswith("/api/v1") and not path.startswith(BULK)
+    }
+    assert told == there
+
+
+@pytest.mark.parametrize("role", ["operator", "admin"])
+def test_the_table_of_the_page_names_the_roles(broker: Broker, role: str) -> None:
+    spec = httpx.get(f"http://{broker.address('http')}/openapi.json", timeout=30).json()
+    rows = [
+        line
+        for line in (ROOT / PAGE).read_text("utf-8").splitlines()
+        if line.startswith(("| `GET", "| `P", "| `D"))
+    ]
+    told = {
+        row.split("`")[1].replace("{id}", "{message_id}") for row in rows if row.split("|")[2].strip() == role
+    }
+    there = {
+        f"{method.upper()} {path.removeprefix('/api/v1')}"
+        for path, operations in spec["paths"].items()
+        for method, operation in operations.items()
+        if operation.get("x-role") == role and not path.startswith(BULK)
+    }
+    assert told == there

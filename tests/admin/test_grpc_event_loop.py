@@ -1,0 +1,41 @@
+"""Beside the loop of a node, the one of the admin doors is not woken for what the nodes say to each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+import pytest
+import uvloop
+
+from sluice.admin.server import SecondLoop
+
+
+def listeners_on(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> list[Any]:
+    """What a loop listens to once gRPC is used on it."""
+    heard: list[Any] = []
+    add_reader = uvloop.Loop.add_reader
+
+    def note(loop: Any, fd: Any, callback: Any, *arguments: Any) -> None:
+        heard.append(callback)
+        add_reader(loop, fd, callback, *arguments)
+
+    async def use_grpc() -> None:
+        await grpc.aio.server().stop(None)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(uvloop.Loop, "add_reader", note)
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(use_grpc())
+    return heard
+
+
+def test_the_loop_of_the_admin_doors_does_not_listen_to_the_queue_of_grpc(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert len(listeners_on(uvloop.new_event_loop, monkeypatch)) == 1
+    assert listeners_on(SecondLoop, monkeypatch) == []

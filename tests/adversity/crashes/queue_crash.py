@@ -1,0 +1,386 @@
+"""Kill a real `sluice serve` under load, start it again, and compare what clients were told with what came back.
+
+    scripts/crash --rounds 50 [--seconds 1.0] [--seed 1] [--redis]
+
+Publishers write into a queue with ids and keys, and to a plain topic that a lasting session has subscribed to;
+consumers of one group ack, and now and then nack. After each kill the next round goes on with the same data: publishers
+send again what was not confirmed, under the same ids. Now and then a start is killed as well, before it is through.
+At the end everything is drained. The ledger knows, for every
+message, what was sent, confirmed, delivered, acked, and confirmed as acked, and finds fault with
+
+* a message that was confirmed to its publisher and never delivered,
+* a delivery of a message whose ack had been confirmed,
+* a delivery that overtakes an earlier message of its key which is not done.
+
+With `--redis` the store is a Redis of its own, which is killed in every other round before the broker is: the broker
+must go on with it when it is back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from sluice.client import Client, ClientError, Confirm, Message
+from sluice.client.protocol.pending import Exchange
+from tests.support.broker_process import Broker
+from tests.support.redis_process import RedisProcess
+
+PUBLISHERS = 3
+CONSUMERS = 3
+KEYS = 5  # of each publisher
+WINDOW = 50  # publishes of one publisher that wait for their answer
+NACK_SHARE = 0.02
+KILLED_STARTS = 0.2  # of all rounds
+SIZE = 1000  # bytes of a message: fifty rounds fill several segments
+DRAIN_SECONDS = 30.0
+CONFIG = """
+[[queues.templates]]
+match = "crash"
+[queues.templates.config.retry_policy]
+max_retries = 1000000
+[queues.templates.config.limits]
+max_queue_depth = 10000000
+dedup_window = "1h"
+"""
+REDIS_CONFIG = """
+[redis]
+lease = "1s"
+renew = "100ms"
+poll = "50ms"
+"""
+
+
+class Ledger:
+    """What every message has been through. Names are `<key>/<number>`, numbers count up within a key."""
+
+    def __init__(self) -> None:
+        self.sent: set[str] = set()
+        self.confirmed: set[str] = set()
+        self.delivered: set[str] = set()
+        self.acked: set[str] = set()  # an ack has left
+        self.settled: set[str] = set()  # and was confirmed
+        self.first_open: dict[
+            str, int
+        ] = {}  # by key: the lowest number that is confirmed and not acked, or lower
+        self.listening = False  # the lasting session is subscribed, and owed every plain message
+        self.plain_confirmed: set[str] = set()
+        self.plain_received: set[str] = set()
+        self.redelivered = 0
+        self.faults: list[str] = []
+
+    def deliver(self, name: str) -> None:
+        if name in self.settled:
+            self.faults.append(f"{name} was delivered after its ack had been confirmed")
+        if name in self.delivered:
+            self.redelivered += 1
+        self.delivered.add(name)
+        key, _, number = name.rpartition("/")
+        at = self.first_open.get(key, 0)
+        while at < int(number):
+            before = f"{key}/{at}"
+            if before not in self.acked and before in self.confirmed:
+                self.faults.append(f"{name} overtook {before}")
+                return
+            if before not in self.acked:
+                return  # not confirmed: it may not be there at all
+            at += 1
+            self.first_open[key] = at
+
+    def judge_end(self) -> None:
+        for name in sorted(self.confirmed - self.delivered):
+            self.faults.append(f"{name} was confirmed and never delivered")
+        for name in sorted(self.plain_confirmed - self.plain_received):
+            self.faults.append(f"{name} was confirmed and never reached the lasting session")
+
+    def is_drained(self) -> bool:
+        """Whether nothing is to be expected any more. An ack that was kept may never have been confirmed."""
+        return (
+            self.sent <= self.confirmed
+            and self.sent <= self.acked
+            and self.plain_confirmed <= self.plain_received
+        )
+
+
+class Publisher:
+    """Goes on from round to round: what was not confirmed is sent again first, in its order."""
+
+    def __init__(self, name: str, ledger: Ledger) -> None:
+        self._name = name
+        self._ledger = ledger
+        self._counts = [0] * KEYS
+        self._unconfirmed: deque[str] = deque()
+        self._plain = 0
+
+    async def run(self, client: Client, fresh: bool) -> None:
+        """Publish until the line breaks; without `fresh`, only what is left over."""
+        waiting: deque[tuple[str, Confirm]] = deque()
+        for name in list(self._unconfirmed):
+            waiting.append((name, self._publish(client, name)))
+        turn = 0
+        while fresh or waiting:
+            while fresh and len(waiting) < WINDOW:
+                turn += 1
+                key = turn % KEYS
+                name = f"{self._name}-{key}/{self._counts[key]}"
+                self._counts[key] += 1
+                self._unconfirmed.append(name)
+                self._ledger.sent.add(name)
+                waiting.append((name, self._publish(client, name)))
+            name, confirm = waiting.popleft()
+            await confirm
+            self._ledger.confirmed.add(name)
+            self._unconfirmed.remove(name)
+            if fresh and turn % 10 == 0 and self._ledger.listening:
+                await self._publish_plain(client)
+
+    def _publish(self, client: Client, name: str) -> Confirm:
+        user = [("message-id", name), ("partition-key", name.rpartition("/")[0])]
+        return client.publish_nowait("$queue/crash", name.encode().ljust(SIZE), qos=1, user=user)
+
+    async def _publish_plain(self, client: Client) -> None:
+        self._plain += 1
+        name = f"plain-{self._name}/{self._plain}"
+        await client.publish("plain/news", name.encode(), qos=1 + self._plain % 2)
+        self._ledger.plain_confirmed.add(name)
+
+
+async def consume(client: Client, ledger: Ledger, draw: random.Random) -> None:
+    await client.subscribe("$queue/crash", qos=1, user=[("consumer-group", "crash")])
+    async for message in client.messages():
+        name = message.payload.rstrip().decode()
+        ledger.deliver(name)
+        verb = "nack" if draw.random() < NACK_SHARE else "ack"
+        if verb == "ack":
+            ledger.acked.add(name)
+        told = [("message-id", name), ("delivery-token", token_of(message)), ("delay", "0s")]
+        confirm = client.publish_nowait(f"$queue/crash/${verb}", qos=1, user=told)
+        if verb == "ack":
+            confirm.add_done_callback(Settled(ledger, name))
+
+
+class Settled:
+    """An ack was answered: with success it must hold from now on."""
+
+    def __init__(self, ledger: Ledger, name: str) -> None:
+        self._ledger = ledger
+        self._name = name
+
+    def __call__(self, confirm: Exchange) -> None:
+        assert isinstance(confirm, Confirm)
+        with suppress(ClientError):
+            if confirm.result().reason == 0:
+                self._ledger.settled.add(self._name)
+
+
+def token_of(message: Message) -> str:
+    return dict(message.properties.user)["delivery-token"]
+
+
+async def sleep_and_listen(client: Client, ledger: Ledger) -> None:
+    """The lasting session: it gets what was published while it was away."""
+    await client.subscribe("plain/#", qos=2)
+    ledger.listening = True
+    async for message in client.messages():
+        ledger.plain_received.add(message.payload.decode())
+
+
+class Stillborn(Broker):
+    """A server that is killed so many seconds after its start, whatever it is at."""
+
+    class Killed(Exception):
+        pass
+
+    def __init__(self, folder: Path, config: str, seconds: float) -> None:
+        self._seconds = seconds
+        super().__init__(folder, config, (), {})
+
+    def _read_ready_line(self) -> str:
+        time.sleep(self._seconds)
+        raise Stillborn.Killed
+
+
+class Arena:
+    def __init__(
+        self, folder: Path, seed: int, redis: RedisProcess | None = None, killed_starts: float = 0.0
+    ) -> None:
+        self._folder = folder
+        self._killed_starts = killed_starts if redis is None else 0.0
+        self._redis = redis
+        self._rounds = 0
+        self._draw = random.Random(seed)
+        self.ledger = Ledger()
+        self._publishers = [Publisher(f"p{nth}", self.ledger) for nth in range(PUBLISHERS)]
+
+    def start(self) -> Broker:
+        if self._redis is None:
+            return Broker(self._folder, CONFIG, (), {})
+        return Broker(self._folder, CONFIG + REDIS_CONFIG, ("--store", self._redis.url), {})
+
+    def kill_a_start(self) -> None:
+        """A server that is killed before it is ready has changed nothing that the next one misses."""
+        with suppress(Stillborn.Killed):
+            Stillborn(self._folder, CONFIG, self._draw.uniform(0.2, 2.5))
+
+    async def round(self, seconds: float) -> None:
+        """Load, and the end of the server in the middle of it."""
+        if self._draw.random() < self._killed_starts:
+            self.kill_a_start()
+        broker = self.start()
+        tasks = [asyncio.create_task(one) for one in self._cast(broker, True)]
+        try:
+            await asyncio.sleep(seconds * self._draw.uniform(0.2, 1.0))
+            self._rounds += 1
+            if self._redis is not None and self._rounds % 2 == 0:
+                await self._kill_redis(self._redis)
+        finally:
+            broker.kill()
+        await self._end(tasks)
+
+    async def _kill_redis(self, redis: RedisProcess) -> None:
+        """The broker outlives its store, and goes on with it."""
+        redis.kill()
+        redis.start()
+        before = len(self.ledger.confirmed)
+        until = time.monotonic() + DRAIN_SECONDS
+        while len(self.ledger.confirmed) < before + WINDOW:
+            if time.monotonic() > until:
+                self.ledger.faults.append("the broker did not go on when Redis was back")
+                return
+            await asyncio.sleep(0.02)
+
+    async def drain(self) -> None:
+        """The last start: all that is left is delivered and acked."""
+        broker = self.start()
+        tasks = [asyncio.create_task(one) for one in self._cast(broker, False)]
+        until = time.monotonic() + DRAIN_SECONDS
+        while not self.ledger.is_drained() and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+            for task in tasks:
+                if task.done() and task.exception() is not None:
+                    self.ledger.faults.append(f"a client failed while draining: {task.exception()}")
+                    until = 0.0
+        self.ledger.judge_end()
+        await self._check_empty(broker, until)
+        for task in tasks:
+            task.cancel()
+        await self._end(tasks)
+        broker.stop()
+
+    async def _check_empty(self, broker: Broker, until: float) -> None:
+        async with client_of(broker, "auditor") as client:
+            await client.subscribe("$admin/queue/crash/stats")
+            async for message in client.messages():
+                told = json.loads(message.payload)
+                if not told["depth"]:
+                    break
+                if time.monotonic() > until:
+                    self.ledger.faults.append(f"the queue ends with {told['depth']} messages in it")
+                    break
+            if told["dead"]:
+                self.ledger.faults.append(f"the queue has buried {told['dead']}")
+
+    def _cast(self, broker: Broker, fresh: bool) -> list[Coroutine[Any, Any, None]]:
+        cast = [self._publish(broker, one, nth, fresh) for nth, one in enumerate(self._publishers)]
+        cast += [self._consume(broker, nth) for nth in range(CONSUMERS)]
+        cast.append(self._listen(broker))
+        return cast
+
+    async def _publish(self, broker: Broker, publisher: Publisher, nth: int, fresh: bool) -> None:
+        async with client_of(broker, f"publisher-{nth}") as client:
+            await publisher.run(client, fresh)
+
+    async def _consume(self, broker: Broker, nth: int) -> None:
+        draw = random.Random(self._draw.random())
+        async with client_of(broker, f"consumer-{nth}") as client:
+            await consume(client, self.ledger, draw)
+
+    async def _listen(self, broker: Broker) -> None:
+        async with client_of(broker, "sleeper", clean_start=False, session_expiry=3600) as client:
+            await sleep_and_listen(client, self.ledger)
+
+    async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Everybody notices that the line is gone. What is not about the line is a fault of ours, or of the server."""
+        for found in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(found, Exception) and not isinstance(found, ClientError):
+                raise found
+
+
+def client_of(broker: Broker, client_id: str, **options: Any) -> Client:
+    return Client(
+        broker.mqtt.host,
+        broker.mqtt.port,
+        client_id=client_id,
+        reconnect=False,
+        max_buffered=10_000,
+        **options,
+    )
+
+
+async def crash(
+    folder: Path,
+    rounds: int,
+    seconds: float,
+    seed: int,
+    say: bool = False,
+    redis: RedisProcess | None = None,
+    killed_starts: float = 0.0,
+) -> Ledger:
+    """`killed_starts` is the share of rounds before which a start is killed as well."""
+    arena = Arena(folder, seed, redis, killed_starts)
+    ledger = arena.ledger
+    for nth in range(rounds):
+        await arena.round(seconds)
+        if say:
+            print(
+                f"round {nth + 1}: {len(ledger.confirmed)} confirmed, {len(ledger.settled)} settled, "
+                f"{ledger.redelivered} redelivered, {len(ledger.plain_confirmed)} plain, {len(ledger.faults)} faults",
+                flush=True,
+            )
+        if ledger.faults:
+            break
+    await arena.drain()
+    return ledger
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Kill sluice serve under load, and see that it keeps its promises."
+    )
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="the longest that a round runs before the kill"
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--redis", action="store_true", help="keep messages in Redis, and kill that too")
+    told = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="sluice-crash-") as folder:
+        redis = RedisProcess(Path(folder) / "redis").start() if told.redis else None
+        try:
+            ledger = asyncio.run(
+                crash(Path(folder), told.rounds, told.seconds, told.seed, True, redis, KILLED_STARTS)
+            )
+        finally:
+            if redis is not None:
+                redis.stop()
+    for fault in ledger.faults[:50]:
+        print(f"FAULT: {fault}")
+    print(
+        f"{told.rounds} rounds, seed {told.seed}: {len(ledger.confirmed)} messages confirmed, "
+        f"{ledger.redelivered} delivered again, {len(ledger.plain_confirmed)} plain ones, {len(ledger.faults)} faults"
+    )
+    return 1 if ledger.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""Publishers and consumers that remember: what was confirmed, and what came back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+from sluice.client import Client, ClientError, Confirm, PublishRefused
+from tests.adversity.kit import SECONDS, Ground, client
+from tests.support.broker_process import Broker
+
+
+class Producer:
+    """Numbers messages into a queue; `confirmed` are those that the broker has answered for."""
+
+    def __init__(self, queue: str, size: int = 1000, keys: int = 10) -> None:
+        self.queue = queue
+        self.confirmed: set[int] = set()
+        self.refused = 0
+        self.sent = 0
+        self.slowest = 0.0
+        self._size = size
+        self._keys = keys
+
+    def send(self, line: Client) -> Confirm:
+        number = self.sent
+        self.sent += 1
+        user = [("message-id", f"{self.queue}-{number}"), ("partition-key", str(number % self._keys))]
+        return line.publish_nowait(
+            f"$queue/{self.queue}", str(number).encode().ljust(self._size), qos=1, user=user
+        )
+
+    async def run(self, line: Client, count: int = 1 << 60, window: int = 100) -> None:
+        """Until so many were sent, the first is refused, or the line breaks."""
+        waiting: deque[tuple[int, float, Confirm]] = deque()
+        last = self.sent + count
+        while self.sent < last or waiting:
+            while self.sent < last and len(waiting) < window:
+                number, since = self.sent, time.monotonic()
+                waiting.append((number, since, self.send(line)))
+            number, since, confirm = waiting.popleft()
+            try:
+                await confirm
+            except PublishRefused:
+                self.refused += 1
+                last = 0
+                continue
+            self.slowest = max(self.slowest, time.monotonic() - since)
+            self.confirmed.add(number)
+
+
+async def fill(broker: Broker, producer: Producer, count: int, window: int = 500) -> None:
+    async with client(broker, f"filler-{producer.queue}", max_buffered=10_000) as line:
+        await producer.run(line, count, window)
+
+
+async def check_all_there(ground: Ground, broker: Broker, producer: Producer, when: str) -> list[int]:
+    """Everything that was confirmed is delivered. Returns what came."""
+    got: list[int] = []
+    end = time.monotonic() + SECONDS
+    async with client(broker, "checker-1", max_buffered=10_000) as line:
+        user = [("consumer-group", "check"), ("ack-mode", "puback"), ("prefetch", "1000")]
+        await line.subscribe(f"$queue/{producer.queue}", qos=1, user=user)
+        missing = set(producer.confirmed)
+        messages = line.messages()
+        while missing and time.monotonic() < end:
+            try:
+                async with asyncio.timeout(SECONDS / 4):
+                    message = await anext(messages)
+            except (TimeoutError, ClientError):
+                break
+            got.append(int(message.payload))
+            missing.discard(got[-1])
+    ground.expect(not missing, f"{len(missing)} of {len(producer.confirmed)} confirmed are missing {when}")
+    return got

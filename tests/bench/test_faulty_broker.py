@@ -1,0 +1,65 @@
+"""A broker that loses, doubles and swaps messages does not get away with it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sluice.bench.measurement import Timing
+from sluice.bench.scenarios import Bench, Size, pubsub
+from sluice.bench.measured_broker import Target
+from sluice.bench.workload import Address
+from sluice.wire.encode import encode
+from sluice.wire.framing import Framer
+from sluice.wire.packets import V5, Ack, Connack, Connect, Publish, Suback, Subscribe
+from sluice.wire.properties import PUBACK
+
+
+class BadBroker:
+    """Takes every publish. Of each topic it loses the sixth message, says the eighth twice, and swaps two."""
+
+    def __init__(self) -> None:
+        self.readers: dict[bytes, asyncio.StreamWriter] = {}
+        self.counts: dict[bytes, int] = {}
+        self.held: dict[bytes, Publish] = {}
+
+    async def attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        framer = Framer(1 << 20)
+        while data := await reader.read(65536):
+            for packet in framer.feed(data, V5):
+                if isinstance(packet, Connect):
+                    writer.write(encode(Connack(False, 0), V5))
+                elif isinstance(packet, Subscribe):
+                    self.readers[packet.requests[0].topic_filter] = writer
+                    writer.write(encode(Suback(packet.packet_id, [1]), V5))
+                elif isinstance(packet, Publish):
+                    writer.write(encode(Ack(PUBACK, packet.packet_id), V5))
+                    self.pass_on(packet)
+        writer.close()
+
+    def pass_on(self, packet: Publish) -> None:
+        nth = self.counts[packet.topic] = self.counts.get(packet.topic, 0) + 1
+        if nth == 6:
+            return
+        if nth == 3:
+            self.held[packet.topic] = packet
+            return
+        out = self.readers[packet.topic]
+        out.write(encode(packet, V5))
+        if nth == 4:
+            out.write(encode(self.held.pop(packet.topic), V5))
+        if nth == 8:
+            out.write(encode(packet, V5))
+
+
+async def test_what_a_broker_loses_doubles_and_swaps_is_counted_across_processes() -> None:
+    told: list[int] = []
+    size = Size(payload=64, timing=Timing(messages=80, stall_seconds=1.0))
+    async with await asyncio.start_server(BadBroker().attend, "127.0.0.1", 0) as server:
+        address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
+        bench = Bench(Target(address), size, "sync", 2, told.append, 7)
+        [result] = await asyncio.to_thread(pubsub, bench)
+    assert (result.lost, result.doubled, result.disordered) == (4, 4, 4)  # one of each on each of four topics
+    assert not result.is_whole
+    assert result.messages == 80
+    assert result.per_cpu_second is None  # nobody said which process it is
+    assert told and told[-1] == 80

@@ -1,0 +1,163 @@
+"""Writes to exclusive queues are gathered and done together: nobody can tell that from doing them one by one."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sluice.wire.encode import encode
+from sluice.wire.packets import V5, Ack, Packet, Publish
+from sluice.wire.properties import PUBACK
+from tests.broker.kit import Client
+from tests.broker.namespaces.kit import QueueHouse, join
+
+OWNERS = 5
+
+
+class Side:
+    """A broker that does at most `most` writes at a time, and what everybody got from it."""
+
+    def __init__(self, most: int) -> None:
+        self.house = QueueHouse(segment_bytes=1 << 14)
+        self.house.engine.exclusive.rules.max_message_size = 100
+        self.house.engine.exclusive.rules.max_keys = 70
+        self.most = most
+        self.got: list[object] = []
+        self.clients: dict[str, Client] = {}
+        self._set_most()
+
+    def _set_most(self) -> None:
+        door = self.house.broker.router.door
+        assert door is not None
+        door.ecq.most = self.most
+
+    def client(self, name: str) -> Client:
+        if name not in self.clients:
+            self.clients[name] = self.house.connect(name)
+        return self.clients[name]
+
+    def say(self, said: list[tuple[str, list[Packet]]]) -> None:
+        """A read of each of these clients, all in one turn."""
+        for name, packets in said:
+            client = self.client(name)
+            client.connection.data_received(b"".join(encode(packet, V5) for packet in packets))
+        self.house.loop.settle()
+
+    def hear(self) -> None:
+        """What each client was sent since, in order, and how everything stands."""
+        for name, client in sorted(self.clients.items()):
+            answers: list[
+                tuple[int, int]
+            ] = []  # what is refused when it comes is answered before what is kept
+            for packet in client.take():
+                if isinstance(packet, Publish):
+                    self.got.append((name, packet.topic, packet.payload, packet.packet_id, packet.raw))
+                elif isinstance(packet, Ack):
+                    answers.append((int(packet.packet_id), int(packet.reason)))
+                else:
+                    self.got.append((name, packet.kind))
+            self.got.append((name, sorted(answers)))
+        for client_id, owner in sorted(self.house.engine.exclusive.owners.items()):
+            rows = sorted(
+                (int(owner.seq(slot)), int(owner.mark(slot)), bool(owner.is_tombstone(slot)))
+                for slot in range(owner.slots())
+                if owner.seq(slot)
+            )
+            done = sorted(owner.done)
+            self.got.append((client_id, int(owner.next), int(owner.acked), int(owner.kept_bytes), done, rows))
+
+    def restart(self) -> None:
+        self.clients.clear()
+        self.house.restart()
+        self.house.engine.exclusive.rules.max_message_size = 100
+        self.house.engine.exclusive.rules.max_keys = 70
+        self._set_most()
+
+
+def writes(chance: random.Random, first: int) -> list[Packet]:
+    """Of any size and QoS 0 or 1; some are too large, some tombstones, some to no topic of ours, some among them plain
+    publishes and work for a queue."""
+    said: list[Packet] = []
+    for nth in range(chance.choice([1, 2, 5, 30, 100])):
+        owner, key = f"car-{chance.randrange(OWNERS)}", f"k{chance.randrange(50)}"
+        topic = f"$ECQ/w/{owner}/{chance.choice(['', 'a-longer-name/'])}{key}"
+        payload = b"%d" % (first + nth)
+        lot = chance.random()
+        if lot < 0.05:
+            payload = bytes(101)
+        elif lot < 0.15:
+            payload = b""
+        elif lot < 0.18:
+            topic = "$ECQ/w/nobody"
+        elif lot < 0.21:
+            topic = "$queue/work"
+        elif lot < 0.24:
+            topic = "plain"
+        qos = 1 if chance.random() < 0.8 else 0
+        packet = Publish(topic.encode(), payload, qos, packet_id=first % 60_000 + nth + 1 if qos else 0)
+        if chance.random() < 0.1:
+            packet.expiry = chance.randrange(1, 100)
+        said.append(packet)
+    return said
+
+
+def acks(chance: random.Random, out: list[int]) -> list[Packet]:
+    chance.shuffle(out)
+    taken, out[:] = out[: len(out) // 2], out[len(out) // 2 :]
+    return [Ack(PUBACK, packet_id) for packet_id in taken]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_gathered_has_the_same_end_as_what_is_done_one_by_one(seed: int) -> None:
+    chance = random.Random(seed)
+    sides = [Side(1), Side(chance.choice([2, 7, 64]))]
+    out: dict[str, list[int]] = {}  # deliveries that an owner has not acknowledged yet
+    written = delivered = 0
+    for _ in range(60):
+        lot = chance.random()
+        name = f"car-{chance.randrange(OWNERS)}"
+        if lot < 0.3:
+            said = [
+                (writer, writes(chance, written + 200 * nth)) for nth, writer in enumerate(("one", "other"))
+            ]
+            written += 400
+            for side in sides:
+                side.say(said)
+        elif lot < 0.45:
+            out[name] = []
+            for side in sides:
+                client = side.clients.pop(name, None)
+                if client is not None:
+                    client.disconnect()
+                join(side.client(name), f"$ECQ/{name}/#", 1, 0)
+        elif lot < 0.88:
+            name = chance.choice([known for known in out if out[known]] or [name])
+            said = [("one", writes(chance, written)), (name, acks(chance, out.get(name, [])))]
+            said.append(("other", writes(chance, written + 200)))
+            written += 400
+            for side in sides:
+                side.say(said)
+        elif lot < 0.95:
+            for side in sides:
+                exclusive = side.house.engine.exclusive
+                owner = exclusive.owners.get(name)
+                if owner is not None:
+                    exclusive.purge(owner, side.house.loop.now)
+                    side.house.broker.turn.schedule()
+                    side.house.loop.settle()
+        else:
+            out.clear()
+            for side in sides:
+                side.restart()
+        for side in sides:
+            side.hear()
+        one, many = sides
+        assert many.got == one.got
+        for got in one.got:
+            if isinstance(got, tuple) and len(got) == 5 and isinstance(got[1], bytes):
+                out.setdefault(got[0], []).append(got[3])
+                delivered += 1
+        one.got.clear()
+        many.got.clear()
+    assert delivered > 30

@@ -1,0 +1,12 @@
+"""The house that tests of queues over MQTT live in."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.broker.namespaces.kit import QueueHouse
+
+
+@pytest.fixture
+def house() -> QueueHouse:
+    return QueueHouse()

@@ -1,0 +1,201 @@
+"""The broker's kit with queues in it: engine, runner, door and keeper on a loop and a clock that move when told to.
+
+`QueueHouse` adds a memory store that can be held, cut off (`crash`, `kill`) or closed (`restart`): afterwards a new
+broker stands on what the store has kept, at the same moment of the same clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from sluice.broker.acl.access import Anonymous
+from sluice.broker.namespaces.admin_topics import AdminTopics
+from sluice.broker.broker import Broker
+from sluice.broker.sessions.session_store import Keeper
+from sluice.broker.limits import Limits
+from sluice.broker.namespaces.queues.handler import QueueDoor
+from sluice.broker.namespaces.responses import Responses
+from sluice.queues.bodies.codec import ZstdCodec
+from sluice.queues.config import read_config
+from sluice.queues.flow.dead_letters import Alert
+from sluice.queues.engine import Engine
+from sluice.queues.log.broker_state import Kept
+from sluice.queues.model.queue import Queue
+from sluice.queues.model.queue_rules import Rules
+from sluice.queues.commit_loop import Runner
+from sluice.queues.service import QueueService
+from sluice.json_schema import fault_of_schema, validator_of
+from sluice.store.memory import MemoryStore
+from sluice.wire.packets import V311, Ack, Publish, Suback, Subscribe, SubscriptionRequest
+from sluice.wire.properties import PUBACK, PUBREC
+from sluice.wire.topics import matches
+from tests.broker.kit import Client, House, Loop, props
+
+Templates = Sequence[tuple[str, Mapping[str, object]]]
+
+
+class QueueHouse(House):
+    """`templates` are (pattern, configuration) pairs; other keywords are limits of the broker."""
+
+    def __init__(
+        self,
+        templates: Templates = (),
+        *,
+        queues: bool = True,
+        segment_bytes: int = 1 << 20,
+        **limits: Any,
+    ) -> None:
+        self.loop = Loop()
+        self.limits = Limits()
+        for name, value in limits.items():
+            assert hasattr(self.limits, name)
+            setattr(self.limits, name, value)
+        self.log: list[tuple[str, dict[str, object]]] = []
+        self.alerts: list[Alert] = []
+        self.warnings: list[str] = []
+        self._templates = templates
+        self._queues = queues
+        self.store = MemoryStore(self._call_soon, segment_bytes=segment_bytes, snapshot_bytes=segment_bytes)
+        self._build()
+
+    def _call_soon(self, callback: Callable[..., object], *arguments: object) -> None:
+        self.loop.call_soon(partial(callback, *arguments))  # type: ignore[arg-type]
+
+    def _build(self) -> None:
+        loop = self.loop
+        broker = Broker(loop, self.limits, Anonymous(True), self._note, loop.clock)
+        self.broker = broker
+        router = broker.router
+        engine = Engine(self._rules_for, lambda: 0.5, codec=ZstdCodec())
+        self.engine = engine
+        runner = Runner(engine, self.store, loop.clock, loop.call_later, broker.turn.send, self._report)
+        self.runner = runner
+        runner.open(lambda name, text: read_config(json.loads(text), name).rules())
+        found: list[list[Kept]] = []
+        runner.restore(found.append)
+        loop.settle()
+        router.keeper = Keeper(engine.keeping, broker.turn)
+        broker.turn.before_flush = runner.end_turn
+        runner.frame_taken = router.frame_taken
+        if self._queues:
+            service = QueueService(engine, fault_of_schema)
+            door = QueueDoor(engine, broker.turn, router.subscriptions, service, validator_of)
+            router.door = door
+            runner.on_made = door.appeared
+            door.admin = AdminTopics(router, door, broker.scheduler)
+            door.responses = Responses(router, broker.scheduler)
+            door.bindings_changed()
+        router.keeper.restore(found[0], router, broker.registry)
+        router.retained.forgotten = router.keeper.drop_retained
+        loop.settle()
+
+    def _note(self, event: str, facts: dict[str, object]) -> None:
+        self.log.append((event, facts))
+
+    def _report(self, alerts: list[Alert], warnings: list[str]) -> None:
+        self.alerts += alerts
+        self.warnings += warnings
+
+    def _rules_for(self, name: str) -> tuple[Rules, str]:
+        for pattern, given in self._templates:
+            if matches(pattern.encode(), name.encode()):
+                config = read_config(given, name)
+                return config.rules(), config.text()
+        config = read_config({}, name)
+        return config.rules(), config.text()
+
+    # ---- the store fails, or the server is stopped
+
+    def crash(self) -> None:
+        """Cut the power and start again: what was not synced is gone, and so is every connection."""
+        self._stand_up_on(self.store.crash())
+
+    def kill(self) -> None:
+        """`kill -9` and start again: what the store has answered for is with the system, synced or not."""
+        answered = self.store.unsynced() - self.store.waiting()
+        self._stand_up_on(self.store.crash(answered))
+
+    def restart(self) -> None:
+        """Stop in good order and start again."""
+        self.loop.settle()
+        self.runner.close()
+        self._stand_up_on(self.store)
+
+    def _stand_up_on(self, store: MemoryStore) -> None:
+        now = self.loop.now
+        self.loop = Loop()
+        self.loop.now = now
+        self.store = store
+        self._build()
+
+    # ---- looking in
+
+    def queue(self, name: str) -> Queue:
+        return self.engine.queues[name]
+
+    def depth(self, name: str) -> int:
+        queue = self.engine.queues.get(name)
+        return 0 if queue is None else int(queue.depth)
+
+
+def join(
+    client: Client, topic_filter: str, qos: int = 1, identifier: int = 0, **wishes: object
+) -> tuple[int, str]:
+    """Subscribe to a queue with user properties (`consumer_group="g"`); the reason, and the words with it."""
+    pairs = [(name.replace("_", "-"), str(value)) for name, value in wishes.items()]
+    properties = props(user=pairs)
+    if identifier:
+        properties.subscription_ids = [identifier]
+    version = client.version
+    request = SubscriptionRequest(topic_filter.encode(), qos)
+    client.send(Subscribe(client.next_id(), [request], properties if version != V311 else None))
+    suback = client.first(Suback)
+    return suback.reasons[0], reason_string(suback)
+
+
+def reason_string(packet: Ack | Suback) -> str:
+    return (packet.properties.reason_string or "") if packet.properties is not None else ""
+
+
+def put(client: Client, topic: str, payload: bytes = b"", qos: int = 1, **properties: Any) -> tuple[int, str]:
+    """Publish and read the answer: the reason of the PUBACK or PUBREC, and the words with it."""
+    wishes = properties.pop("wishes", {})
+    if wishes:
+        properties["user"] = [*properties.get("user", []), *pairs_of(wishes)]
+    packet_id = client.publish(topic, payload, qos, **properties)
+    ack = client.first_ack(PUBACK if qos == 1 else PUBREC, packet_id)
+    return int(ack.reason), reason_string(ack)
+
+
+def pairs_of(wishes: dict[str, object]) -> list[tuple[str, str]]:
+    return [(name, str(value)) for name, value in wishes.items()]
+
+
+def facts(message: Publish) -> dict[str, str]:
+    """The user properties of a delivery; each name stands there once."""
+    user = message.properties().user
+    found = dict(user)
+    assert len(found) == len(user), user
+    return found
+
+
+def settle(client: Client, verb: str, message: Publish, **wishes: str) -> tuple[int, str]:
+    """Settle a delivery by its message id; what is answered."""
+    told = facts(message)
+    pairs = [("message-id", told["message-id"]), *((k.replace("_", "-"), v) for k, v in wishes.items())]
+    return put(client, f"$queue/{told['queue']}/${verb}", user=pairs)
+
+
+def take(client: Client) -> list[Publish]:
+    """Deliveries that have arrived, their PUBACK sent: the line is free, the queue waits to be told."""
+    messages = client.messages()
+    for message in messages:
+        client.ack(message)
+    return messages
+
+
+def payloads(messages: Sequence[Publish]) -> list[bytes]:
+    return [message.payload for message in messages]

@@ -1,0 +1,116 @@
+"""Values that are sent from where they lie."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import socket
+import struct
+from itertools import accumulate
+
+import pyarrow as pa
+import pytest
+from librt.strings import BytesWriter
+
+from sluice.bulk.arrow import Batches
+from sluice.bulk.column_builders import Values
+from sluice.bulk.writev import MOST_SPOTS, Gathered
+from sluice.message import COMPRESSED, Message, write_start
+from sluice.queues.bodies.codec import ZstdCodec
+from sluice.store.protocol import MESSAGE, write_record
+
+
+class Memory:
+    """Values with something between them, and where they are."""
+
+    def __init__(self, values: list[bytes]) -> None:
+        self._room = ctypes.create_string_buffer(b"".join(b"between" + value for value in values))
+        ends = list(accumulate(len(value) + 7 for value in values))
+        address = ctypes.addressof(self._room)
+        self.spots = b"".join(
+            struct.pack("<qq", address + end - len(value), len(value)) for end, value in zip(ends, values)
+        )
+        self.offsets = struct.pack(
+            f"<{len(values) + 1}i", *accumulate((len(value) for value in values), initial=0)
+        )
+
+
+def sent(gathered: Gathered, most: int) -> bytes:
+    """All of it, by a line that takes little at a time."""
+    ours, theirs = socket.socketpair()
+    found = b""
+    with ours, theirs:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        ours.setblocking(False)
+        is_last = False
+        while not is_last:
+            try:
+                is_last = gathered.send(ours.fileno(), most)
+            except BlockingIOError:
+                found += theirs.recv(3000)
+        ours.close()
+        while piece := theirs.recv(1 << 16):
+            found += piece
+    return found
+
+
+@pytest.mark.parametrize("most", [1, 100, 65_536])
+def test_values_arrive_one_behind_the_other_however_little_is_taken(most: int) -> None:
+    draw = random.Random(most)
+    sizes = [*(draw.choice([0, 0, 1, 7, 200]) for _ in range(300)), 30_000, 0, 5]
+    values = [draw.randbytes(size) for size in sizes]
+    memory = Memory(values)
+    gathered = Gathered(memory.spots, memory.offsets)
+    assert len(gathered) == sum(sizes)
+    assert sent(gathered, most) == b"".join(values)
+
+
+def test_more_values_than_the_system_takes_at_once_and_many_empty_ones() -> None:
+    values = [b""] * (2 * MOST_SPOTS + 1) + [b"x"] * (2 * MOST_SPOTS + 1)
+    memory = Memory(values)
+    assert sent(Gathered(memory.spots, memory.offsets), 1 << 20) == b"".join(values)
+
+
+def test_nothing_but_empty_values_is_sent_at_once() -> None:
+    memory = Memory([b"", b""])
+    assert Gathered(memory.spots, memory.offsets).send(-1, 100)
+
+
+def test_who_does_not_take_it_is_told_as_the_system_does() -> None:
+    memory = Memory([b"a"])
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        Gathered(memory.spots, memory.offsets).send(-1, 100)
+
+
+def test_a_value_without_an_address_and_all_behind_it_are_copied() -> None:
+    values = Values()
+    values.add(b"_one_", 1, 4, 1000)
+    values.add_whole(b"two")
+    values.add(b"three", 0, 5, 2000)
+    spots, offsets, copied = values.take()
+    assert struct.unpack("<qq", spots) == (1000, 3)
+    assert struct.unpack("<4i", offsets) == (0, 3, 6, 11)
+    assert copied == b"twothree"
+    assert values.take() == (b"", bytes(4), b"")
+
+
+def test_a_batch_whose_values_lie_elsewhere_or_are_compressed_is_whole() -> None:
+    codec = ZstdCodec()
+    batches = Batches(["sequence", "value"], "q", [(0, 5)], codec)
+    head = batches.head()
+    held: list[object] = []  # what has an address stays where it is
+    for payloads in ([b"a" * 50, b"b" * 60, b"c" * 500, b"d"], [b"", b""], [b"", b"e"]):
+        for seq, payload in enumerate(payloads):
+            flags, body = (COMPRESSED, codec.compress(payload)) if len(payload) > 100 else (0, payload)
+            start, log = BytesWriter(), BytesWriter()
+            write_start(start, Message(b""))
+            write_record(log, MESSAGE, flags, 5, seq, 0, 0, 0, start.getvalue(), body)
+            record = log.getvalue()
+            memory = ctypes.create_string_buffer(record)
+            held.append(memory)
+            assert batches.columns.add(record, 0, len(record), seq, 0, ctypes.addressof(memory))
+        parts = [sent(part, 1 << 16) if isinstance(part, Gathered) else part for part in batches.take()]
+        table = pa.ipc.open_stream(head + b"".join(parts)).read_all()
+        table.validate(full=True)
+        assert table.column("value").to_pylist() == payloads
+        assert table.column("sequence").to_pylist() == list(range(len(payloads)))

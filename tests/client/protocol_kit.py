@@ -1,0 +1,76 @@
+"""A client protocol and the server's end of its line, without a network: packets in, packets out."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from sluice.client.protocol.pending import Asking, Outgoing
+from sluice.client.message import Message
+from sluice.client.options import Options
+from sluice.client.protocol.client_protocol import ClientProtocol, Connected, Event
+from sluice.wire.encode import encode
+from sluice.wire.framing import Framer
+from sluice.wire.packets import V5, Connack, Packet, Publish, Subscribe, SubscriptionRequest
+from sluice.wire.properties import Properties
+
+P = TypeVar("P", bound=Packet)
+
+
+def make_properties(**values: object) -> Properties:
+    made = Properties()
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
+def make_outgoing(qos: int, payload: bytes = b"x", topic: bytes = b"t", retain: bool = False) -> Outgoing:
+    return Outgoing(Publish(topic, payload, qos, retain))
+
+
+def make_subscribe(*filters: bytes, properties: Properties | None = None) -> Asking:
+    return Asking(Subscribe(0, [SubscriptionRequest(one, 1) for one in filters], properties))
+
+
+class Line:
+    """One client on one line. `connect` also serves for every later connection."""
+
+    def __init__(self, **options: object) -> None:
+        options.setdefault("client_id", "one")
+        self.protocol = ClientProtocol(Options(**options))  # type: ignore[arg-type]
+        self.version = self.protocol.version
+        self._framer = Framer(1 << 20)
+
+    def connect(self, session_present: bool = False, **properties: object) -> Connected:
+        """CONNECT and CONNACK; the CONNECT stays readable as `self.connect_packet`."""
+        self._framer = Framer(1 << 20)
+        self.protocol.open()
+        (self.connect_packet,) = self.heard()
+        said = make_properties(**properties) if self.version == V5 else None
+        (event,) = self.say(Connack(session_present, 0, said))
+        assert isinstance(event, Connected)
+        return event
+
+    def cut(self) -> None:
+        self.protocol.lost()
+
+    def say(self, *packets: Packet) -> list[Event]:
+        """The server says all of `packets` in one read."""
+        return self.protocol.receive(b"".join(encode(packet, self.version) for packet in packets))
+
+    def messages(self, *packets: Packet) -> list[Message]:
+        """Say `packets` and keep the messages that they hand out."""
+        return [event for event in self.say(*packets) if isinstance(event, Message)]
+
+    def heard(self) -> list[Packet]:
+        """What the server has heard since it was asked last."""
+        return self._framer.feed(self.protocol.output.take(), self.version)
+
+    def heard_one(self, kind: type[P]) -> P:
+        (packet,) = self.heard()
+        assert isinstance(packet, kind)
+        return packet
+
+    def publish(self, qos: int, payload: bytes = b"x") -> Outgoing:
+        outgoing = make_outgoing(qos, payload)
+        self.protocol.publish(outgoing)
+        return outgoing

@@ -1,0 +1,261 @@
+"""Asking and answering, in memory, and with paho-mqtt at either end of a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import paho.mqtt.client as paho
+import pytest
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties as PahoProperties
+
+from sluice.client import Client, ClientClosed, Message, RequestTimeout, SubscribeRefused, Unsupported
+from sluice.testing import VirtualBroker
+from sluice.worker import Worker
+from tests.support.broker_process import Broker, StartBroker
+
+
+def make_responder() -> Worker:
+    app = Worker(name="auth")
+
+    @app.task("requests/auth")
+    async def auth(user: str) -> dict[str, bool]:
+        return {user: user == "ann"}
+
+    return app
+
+
+async def test_a_request_to_a_queue_is_answered_by_what_the_handler_returns(
+    sluice_broker: VirtualBroker,
+) -> None:
+    async with sluice_broker.working(make_responder()), sluice_broker.client() as client:
+        answers = await asyncio.gather(
+            *(client.request("$queue/requests/auth", name) for name in ("ann", "eve", "ann"))
+        )
+    assert [one.payload for one in answers] == [b'{"ann":true}', b'{"eve":false}', b'{"ann":true}']
+
+
+async def test_a_plain_topic_can_be_asked_too(sluice_broker: VirtualBroker) -> None:
+    async with sluice_broker.client() as one, sluice_broker.client() as other:
+        await other.subscribe("time", qos=1)
+        asking = asyncio.create_task(one.request("time", headers={"zone": "UTC"}))
+        question = await anext(other.messages())
+        assert ("zone", "UTC") in question.properties.user
+        await question.reply("noon", headers={"by": "the clock"})
+        answer = await asking
+        assert answer.payload == b"noon" and ("by", "the clock") in answer.properties.user
+
+
+async def test_nobody_answers_in_time(sluice_broker: VirtualBroker) -> None:
+    async with sluice_broker.client() as client:
+        with pytest.raises(RequestTimeout, match="no answer from 'nobody' within") as caught:
+            await client.request("nobody", timeout=0.01)
+        assert isinstance(caught.value, TimeoutError)
+
+
+async def test_a_request_that_is_given_up_leaves_nothing_behind(sluice_broker: VirtualBroker) -> None:
+    async with sluice_broker.client() as client, sluice_broker.client() as other:
+        await other.subscribe("time", qos=1)
+        asking = asyncio.create_task(client.request("time", correlation_id="mine"))
+        question = await anext(other.messages())
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await question.reply("too late")
+        again = asyncio.create_task(client.request("time", correlation_id="mine"))
+        await (await anext(other.messages())).reply("in time")
+        assert (await again).payload == b"in time"
+
+
+async def test_one_correlation_id_is_waited_for_once(sluice_broker: VirtualBroker) -> None:
+    async with sluice_broker.client() as client:
+        first = asyncio.create_task(client.request("time", correlation_id="x"))
+        await sluice_broker.settle()
+        with pytest.raises(Unsupported, match="already waited for"):
+            await client.request("time", correlation_id="x")
+        first.cancel()
+
+
+async def test_open_requests_end_with_the_client(sluice_broker: VirtualBroker) -> None:
+    async with sluice_broker.client() as client:
+        asking = asyncio.create_task(client.request("time"))
+        await sluice_broker.settle()
+    with pytest.raises(ClientClosed):
+        await asking
+
+
+async def test_an_answer_finds_its_way_after_the_line_was_cut(sluice_broker: VirtualBroker) -> None:
+    async with sluice_broker.client() as client, sluice_broker.client() as other:
+        await other.subscribe("time", qos=1)
+        asking = asyncio.create_task(client.request("time"))
+        question = await anext(other.messages())
+        sluice_broker.cut_lines()
+        await other.wait_connected()
+        await question.reply("noon")
+        assert (await asking).payload == b"noon"
+
+
+async def test_a_message_that_asks_for_nothing_cannot_be_answered(sluice_broker: VirtualBroker) -> None:
+    async with sluice_broker.client() as client:
+        await client.subscribe("news")
+        await client.publish("news", "hello")
+        with pytest.raises(Unsupported, match="asks for no answer"):
+            await (await anext(client.messages())).reply("why")
+
+
+async def test_a_request_expires_when_nobody_waits_for_it_any_more(sluice_broker: VirtualBroker) -> None:
+    async with sluice_broker.client() as client:
+        with pytest.raises(RequestTimeout):
+            await client.request("$queue/requests/auth", "ann", timeout=0.01)
+        assert sluice_broker.depth("requests/auth") == 1
+        await sluice_broker.advance(seconds=2)
+        assert sluice_broker.depth("requests/auth") == 0
+
+
+@pytest.mark.parametrize("kept", ["data", "id", "topic"])
+async def test_an_answer_is_known_by_whatever_the_responder_has_kept(
+    sluice_broker: VirtualBroker, kept: str
+) -> None:
+    async with sluice_broker.client() as client, sluice_broker.client() as other:
+        await other.subscribe("time", qos=1)
+        asking = asyncio.create_task(client.request("time"))
+        asked = (await anext(other.messages())).properties
+        told = dict(asked.user)
+        assert asked.response_topic == told["response-topic"] and asked.correlation_data is not None
+        assert asked.response_topic.startswith(f"$queue/responses/{client.client_id}/")
+        assert asked.correlation_data.decode() == told["correlation-id"]
+        await other.publish(
+            told["response-topic"],
+            "noon",
+            qos=1,
+            correlation_data=asked.correlation_data if kept == "data" else None,
+            user={"correlation-id": told["correlation-id"]} if kept == "id" else None,
+        )
+        assert (await asking).payload == b"noon"
+
+
+async def test_a_question_by_user_properties_alone_is_answered_by_both(sluice_broker: VirtualBroker) -> None:
+    async with sluice_broker.working(make_responder()), sluice_broker.client() as client:
+        await client.subscribe("answers/7", qos=1)
+        asked = {"response-topic": "answers/7", "correlation-id": "seven"}
+        await client.publish("$queue/requests/auth", "ann", qos=1, user=asked)
+        answer: Message = await anext(client.messages())
+        assert answer.properties.correlation_data == b"seven"
+        assert dict(answer.properties.user)["correlation-id"] == "seven"
+
+
+# ---- paho-mqtt at the other end
+
+
+class Paho:
+    """A paho client in its own thread, behind its CONNACK, with subscriptions granted before it is used."""
+
+    def __init__(self, broker: Broker, client_id: str, topic: str) -> None:
+        self.heard: asyncio.Queue[Any] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._ready = threading.Event()
+        self._topic = topic
+        self.client = paho.Client(CallbackAPIVersion.VERSION2, client_id, protocol=paho.MQTTv5)
+        self.client.on_connect = self._connected
+        self.client.on_subscribe = self._subscribed
+        self.client.on_message = self._received
+        self.client.connect(broker.mqtt.host, broker.mqtt.port)
+        self.client.loop_start()
+
+    def _connected(self, *_: Any) -> None:
+        self.client.subscribe(self._topic, 1)
+
+    def _subscribed(self, *_: Any) -> None:
+        self._ready.set()
+
+    def _received(self, _: Any, __: Any, message: paho.MQTTMessage) -> None:
+        self._loop.call_soon_threadsafe(self.heard.put_nowait, message)
+
+    async def __aenter__(self) -> Paho:
+        assert await asyncio.to_thread(self._ready.wait, 30)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.client.disconnect()
+        await asyncio.to_thread(self.client.loop_stop)
+        self.client._reset_sockets()  # it would leave them to the garbage collector
+
+
+def said(**values: Any) -> PahoProperties:
+    properties = PahoProperties(PacketTypes.PUBLISH)
+    for name, value in values.items():
+        setattr(properties, name, value)
+    return properties
+
+
+async def test_paho_answers_a_request(broker: Broker) -> None:
+    async with (
+        Paho(broker, "paho-1", "$queue/paho/requests") as responder,
+        Client(broker.mqtt.host, broker.mqtt.port) as client,
+    ):
+        asking = asyncio.create_task(client.request("$queue/paho/requests", "ping", timeout=30))
+        question = await responder.heard.get()
+        asked = question.properties
+        responder.client.publish(
+            asked.ResponseTopic, b"pong", 1, properties=said(CorrelationData=asked.CorrelationData)
+        )
+        settle = said(UserProperty=[("message-id", dict(asked.UserProperty)["message-id"])])
+        responder.client.publish("$queue/paho/requests/$ack", b"", 1, properties=settle)
+        assert (await asking).payload == b"pong"
+
+
+async def test_paho_asks_and_a_worker_answers(broker: Broker) -> None:
+    app = make_responder()
+    async with Client(broker.mqtt.host, broker.mqtt.port, client_id="auth-1") as client:
+        running = await app.start(client)
+        async with Paho(broker, "paho-2", "$queue/responses/paho-2") as asker:
+            asker.client.publish(
+                "$queue/requests/auth",
+                b"ann",
+                1,
+                properties=said(ResponseTopic="$queue/responses/paho-2", CorrelationData=b"\xff\x01"),
+            )
+            answer = await asker.heard.get()
+            assert answer.payload == b'{"ann":true}'
+            assert answer.properties.CorrelationData == b"\xff\x01"
+        await running.stop(0)
+
+
+RULES = """
+[[rule]]
+allow = ["connect"]
+
+[[rule]]
+allow = ["queue-publish"]
+queues = ["requests/#", "responses/#"]
+
+[[rule]]
+allow = ["queue-consume", "queue-settle"]
+clients = ["auth-*"]
+queues = ["requests/#"]
+
+[[rule]]
+name = "answers are for who asked"
+allow = ["queue-consume"]
+queues = ["responses/%c/#"]
+"""
+
+
+async def test_access_rules_can_give_each_client_its_own_answers_and_no_others(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    (tmp_path / "rules.toml").write_text(RULES)
+    address = start_broker(config=f'[auth]\nrules = "{tmp_path}/rules.toml"\n').mqtt
+    async with (
+        Client(address.host, address.port, client_id="auth-1") as service,
+        Client(address.host, address.port, client_id="web-1") as client,
+    ):
+        running = await make_responder().start(service)
+        assert (await client.request("$queue/requests/auth", "ann")).payload == b'{"ann":true}'
+        with pytest.raises(SubscribeRefused):
+            await client.subscribe("$queue/responses/auth-1/#", qos=1)
+        await running.stop(0)

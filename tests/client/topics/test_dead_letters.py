@@ -1,0 +1,263 @@
+"""Dead letters made by the client, for plain topics of any broker: every branch of the tree, on both servers, in both
+versions of MQTT, async and sync."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from sluice.client import (
+    Client,
+    ConsumerFactory,
+    DeadLetter,
+    Message,
+    Properties,
+    Subscription,
+    TopicConsumer,
+    Unsupported,
+    read_dead_letter,
+)
+from sluice.client import sync as blocking
+from sluice.client.topics.dead_letter_envelope import add_to_payload
+from sluice.client.topics.rejections import Producer, Rejections
+from tests.support.broker_process import Broker
+from tests.client.servers import Mosquitto, Server, free_port
+from tests.support.external_programs import need_program
+
+TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+BOTH = Subscription("orders", dead_letter_topic="dead/orders", invalid_message_topic="invalid/orders")
+DEAD_ONLY = Subscription("orders", dead_letter_topic="dead/orders")
+INVALID_ONLY = Subscription("orders", invalid_message_topic="invalid/orders")
+NEITHER = Subscription("orders")
+
+
+@pytest.fixture(scope="module", params=["mosquitto", "sluice"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    if request.param == "mosquitto":
+        mosquitto = Mosquitto(need_program("mosquitto"), tmp_path_factory.mktemp("mosquitto"))
+        yield mosquitto
+        mosquitto.stop()
+    else:
+        broker: Broker = request.getfixturevalue("broker")
+        yield broker.mqtt
+
+
+@pytest.fixture
+async def watcher(server: Server, version: int) -> AsyncIterator[Client]:
+    """Publishes orders, and sees every dead letter."""
+    async with Client(server.host, server.port, version=version) as client:
+        await client.subscribe(["dead/#", "invalid/#"], qos=1)
+        yield client
+
+
+def factory(server: Server, version: int, **options: object) -> ConsumerFactory:
+    return ConsumerFactory(server.host, server.port, version=version, **options)
+
+
+async def take(consumer: TopicConsumer) -> Message:
+    message = await consumer.receive(30)
+    assert message is not None
+    return message
+
+
+async def next_letter(watcher: Client) -> tuple[str, DeadLetter]:
+    message = await anext(watcher.messages())
+    return message.topic, read_dead_letter(message)
+
+
+# ---- the tree
+
+
+@pytest.mark.parametrize(
+    ("subscription", "reason", "topic"),
+    [
+        (BOTH, "delivery-error", "dead/orders"),
+        (BOTH, "unacceptable", "invalid/orders"),
+        (DEAD_ONLY, "delivery-error", "dead/orders"),
+        (DEAD_ONLY, "unacceptable", "dead/orders"),
+        (INVALID_ONLY, "unacceptable", "invalid/orders"),
+    ],
+    ids=["both-error", "both-unacceptable", "dead-error", "dead-unacceptable", "invalid-unacceptable"],
+)
+async def test_a_rejected_message_goes_where_its_reason_says(
+    server: Server, version: int, watcher: Client, subscription: Subscription, reason: str, topic: str
+) -> None:
+    async with factory(server, version).create(subscription) as consumer:
+        await watcher.publish("orders", "one apple", qos=1)
+        message = await take(consumer)
+        assert await consumer.reject(message, reason, "out of apples") is True  # type: ignore[arg-type]
+        assert message.acknowledged
+    found, letter = await next_letter(watcher)
+    assert found == topic
+    assert letter.payload == b"one apple"
+    assert TIMESTAMP.fullmatch(letter.metadata.pop("rejectionTimestamp"))
+    assert letter.metadata == {
+        "originalTopic": "orders",
+        "rejectionReason": reason,
+        "originalMessageType": "bytes",
+        "rejectionMessage": "out of apples",
+    }
+
+
+@pytest.mark.parametrize(
+    ("subscription", "reason"),
+    [(NEITHER, "delivery-error"), (NEITHER, "unacceptable"), (INVALID_ONLY, "delivery-error")],
+    ids=["neither-error", "neither-unacceptable", "invalid-error"],
+)
+async def test_where_there_is_no_topic_for_it_a_warning_is_logged_and_it_is_settled(
+    server: Server,
+    version: int,
+    watcher: Client,
+    caplog: pytest.LogCaptureFixture,
+    subscription: Subscription,
+    reason: str,
+) -> None:
+    async with factory(server, version).create(subscription) as consumer:
+        await watcher.publish("orders", "one apple", qos=1)
+        message = await take(consumer)
+        with caplog.at_level(logging.WARNING, "sluice.client"):
+            assert await consumer.reject(message, reason) is True  # type: ignore[arg-type]
+        assert message.acknowledged
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert f"is rejected ({reason}) and there is no topic to keep it: settled" in record.getMessage()
+
+
+async def test_a_dead_letter_that_cannot_be_published_is_an_error_in_the_log(
+    server: Server, version: int, watcher: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    impossible = Subscription("orders", dead_letter_topic="dead/+")
+    async with factory(server, version).create(impossible) as consumer:
+        await watcher.publish("orders", "one apple", qos=1)
+        message = await take(consumer)
+        with caplog.at_level(logging.WARNING, "sluice.client"):
+            assert await consumer.reject(message) is True
+        assert message.acknowledged
+    [record] = caplog.records
+    assert record.levelno == logging.ERROR
+    assert "could not be sent to dead/+ and is lost" in record.getMessage()
+    assert "'originalTopic': 'orders'" in record.getMessage()
+
+
+async def test_the_reason_is_a_delivery_error_unless_told_and_a_description_is_optional(
+    server: Server, version: int, watcher: Client
+) -> None:
+    async with factory(server, version).create(BOTH) as consumer:
+        await watcher.publish("orders", "x", qos=1)
+        assert await consumer.reject(await take(consumer))
+        await watcher.publish("orders", "y", qos=1)
+        with pytest.raises(Unsupported, match="Use delivery-error or unacceptable"):
+            await consumer.reject(await take(consumer), "bored")  # type: ignore[arg-type]
+    topic, letter = await next_letter(watcher)
+    assert (topic, letter.reason, letter.original_topic) == ("dead/orders", "delivery-error", "orders")
+    assert "rejectionMessage" not in letter.metadata
+
+
+async def test_producers_are_made_with_the_first_rejection_each_for_itself(
+    server: Server, version: int, watcher: Client
+) -> None:
+    async with factory(server, version, client_id=f"lazy-{version}").create(BOTH) as consumer:
+        dead, invalid = consumer.rejections.dead_letters, consumer.rejections.invalid_messages
+        assert dead is not None and invalid is not None
+        for number in range(2):
+            await watcher.publish("orders", str(number), qos=1)
+        await consumer.acknowledge(await take(consumer))
+        assert not dead.is_made and not invalid.is_made
+        await consumer.reject(await take(consumer), "unacceptable")
+        assert invalid.is_made and not dead.is_made
+        assert (
+            consumer.client.is_connected
+        )  # the producer has a name of its own, and did not take over the session
+
+
+async def test_what_the_publisher_wrote_stays_on_the_letter(server: Server, watcher: Client) -> None:
+    if watcher.options.version != 5:
+        return
+    typed = Subscription("orders", dead_letter_topic="dead/orders", message_type="Order")
+    async with factory(server, 5).create(typed) as consumer:
+        await watcher.publish(
+            "orders", "{}", qos=1, content_type="application/json", user={"shop": "7"}, correlation_data=b"c"
+        )
+        await consumer.reject(await take(consumer))
+    message = await anext(watcher.messages())
+    told = dict(message.properties.user)
+    assert (told["shop"], told["originalMessageType"]) == ("7", "Order")
+    assert message.properties.content_type == "application/json"
+    assert message.properties.correlation_data == b"c"
+
+
+def test_the_sync_form_does_the_same(broker: Broker) -> None:
+    shop = blocking.Client(broker.mqtt.host, broker.mqtt.port)
+    made = blocking.ConsumerFactory.from_url(f"mqtt://{broker.mqtt}", client_id="sync-shop")
+    topics = Subscription("sync/orders", dead_letter_topic="dead/sync", invalid_message_topic="invalid/sync")
+    with shop as client, made.create(topics) as consumer:
+        client.subscribe(["dead/sync", "invalid/sync"], qos=1)
+        for payload in ("good", "bad", "ugly"):
+            client.publish("sync/orders", payload, qos=1)
+        good, bad, ugly = (consumer.receive(30) for _ in range(3))
+        assert good is not None and bad is not None and ugly is not None
+        assert consumer.acknowledge(good)
+        assert consumer.reject(bad, "delivery-error", "no") is True
+        assert consumer.reject(ugly, "unacceptable") is True
+        letters = client.messages()
+        first, second = next(letters), next(letters)
+        assert (first.topic, first.payload) == ("dead/sync", b"bad")
+        assert (second.topic, second.payload) == ("invalid/sync", b"ugly")
+
+
+# ---- the envelope of 3.1.1
+
+
+def make_message(payload: bytes, user: list[tuple[str, str]] | None = None) -> Message:
+    from sluice.client.protocol.inbound import Incoming
+    from sluice.client.protocol.write_buffer import Output
+    from sluice.wire.packets import publish_with
+
+    properties = Properties()
+    properties.user = user or []
+    return Message(publish_with(b"t", payload, 0, False, properties), "t", Incoming(5, Output(), 10, 0))
+
+
+METADATA = {"originalTopic": "t", "rejectionReason": "unacceptable", "originalMessageType": "bytes"}
+
+
+@pytest.mark.parametrize("payload", [b"text", "café".encode(), b"\xff\x00", b"[1, 2]", b'{"header": 1}', b""])
+def test_any_payload_comes_out_of_its_envelope_as_it_was(payload: bytes) -> None:
+    letter = read_dead_letter(make_message(add_to_payload(payload, "t", METADATA)))
+    assert letter == DeadLetter(payload, METADATA)
+
+
+def test_an_envelope_keeps_its_form_and_its_bag() -> None:
+    order = {"header": {"id": 7, "messageType": "Order", "bag": {"shop": "7", "rejectionReason": "old"}}}
+    sent = json.loads(add_to_payload(json.dumps({**order, "body": {"n": 1}}).encode(), "t", METADATA))
+    assert sent["body"] == {"n": 1} and sent["header"]["id"] == 7
+    assert sent["header"]["bag"] == {"shop": "7", **METADATA}
+    assert read_dead_letter(make_message(json.dumps(sent).encode())).payload == b'{"n": 1}'
+
+
+def test_a_message_that_is_no_dead_letter_has_no_metadata() -> None:
+    assert read_dead_letter(make_message(b"plain")) == DeadLetter(b"plain", {})
+    assert read_dead_letter(make_message(b'{"header": {}, "body": 1}')).metadata == {}
+
+
+async def test_a_producer_that_cannot_connect_is_an_error_in_the_log_and_is_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made: list[Client] = []
+
+    def make_client() -> Client:
+        made.append(Client("127.0.0.1", free_port()))
+        return made[-1]
+
+    rejections = Rejections(5, Producer(make_client, "dead"), None, None)
+    with caplog.at_level(logging.WARNING, "sluice.client"):
+        assert await rejections.reject(make_message(b"one"), "delivery-error", "") is True
+        assert await rejections.reject(make_message(b"two"), "unacceptable", "") is True
+    assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.ERROR]
+    assert "cannot reach 127.0.0.1" in caplog.text
+    assert len(made) == 2
+    await rejections.close()

@@ -1,0 +1,109 @@
+"""Who is put out before its lease ends, and who is not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from types import MethodType
+from typing import Any
+
+import pytest
+
+from sluice.cluster.membership.coordinator import NodeInfo
+from sluice.cluster.membership.failure_detector import Watch, condemned
+from tests.cluster.conftest import Meeting, Node, board_at
+from tests.cluster.kit import LinkedNode, until
+from tests.support.fault_proxy import FaultProxy
+
+NODES = {name: NodeInfo(name, name, "", started_at=nth) for nth, name in enumerate("abcde")}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "suspicions", "out"),
+    [
+        ("abc", {}, ""),
+        ("abc", {"c": "a"}, ""),  # one of two may be the one that is deaf
+        ("abc", {"c": "ab"}, "c"),
+        ("abc", {"c": "ab", "a": "c", "b": "c"}, "c"),  # cut off, it hears nobody
+        ("abc", {"c": "ax"}, ""),  # one of them is not in any more
+        ("abcde", {"e": "ab"}, ""),
+        ("abcde", {"e": "abc"}, "e"),
+        ("abcde", {"d": "abc", "e": "abc"}, "de"),
+        ("ab", {"b": "a"}, "b"),
+        ("ab", {"a": "b"}, "a"),
+        ("ab", {"a": "b", "b": "a"}, "b"),  # the younger
+        ("a", {"a": "a"}, ""),
+        ("ab", {"x": "ab"}, ""),
+    ],
+)
+def test_whom_most_of_the_others_do_not_hear_is_put_out(nodes: str, suspicions: Any, out: str) -> None:
+    heard = {suspect: set(by) for suspect, by in suspicions.items()}
+    assert condemned({name: NODES[name] for name in nodes}, heard) == set(out)
+
+
+class Watched:
+    """A node with link, registration and watch."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.link = LinkedNode(name, {})
+        self.proxy: FaultProxy | None = None
+        self.node: Node | None = None
+
+    @property
+    def id(self) -> str:
+        assert self.node is not None
+        return self.node.id
+
+    async def join(self, meeting: Meeting, stack: AsyncExitStack) -> None:
+        await self.link.open()
+        stack.push_async_callback(self.link.lines.close)
+        self.proxy = FaultProxy(self.link.lines.address.port)
+        stack.callback(self.proxy.close)
+        self.node = await meeting.join(
+            self.name, lease=60.0, link=f"127.0.0.1:{self.proxy.port}", before=self.link.join
+        )
+        lines, membership = self.link.lines, self.node.membership
+        watch = Watch(lines, membership, 0.05, 1.0)
+        stack.push_async_callback(watch.stop)
+        membership.on_change = MethodType(lambda lines: lines.meet(membership.nodes), lines)
+        membership.on_change()
+        watch.start()
+
+
+@pytest.fixture
+async def three(server: Any) -> AsyncIterator[list[Watched]]:
+    cluster = os.urandom(4).hex()
+    async with AsyncExitStack() as stack:
+        meeting = Meeting(lambda: board_at(server, cluster), stack)
+        nodes = [Watched(name) for name in ("one", "two", "three")]
+        for node in nodes:
+            await node.join(meeting, stack)
+        yield nodes
+
+
+def sees(node: Watched, *others: Watched) -> bool:
+    assert node.node is not None
+    return set(node.node.membership.nodes) == {one.id for one in others}
+
+
+async def test_a_process_that_is_gone_is_put_out_at_once(three: list[Watched]) -> None:
+    """Long before its lease ends, which lasts a minute here."""
+    one, two, dead = three
+    await until(lambda: all(sees(node, *three) for node in three))
+    await dead.link.lines.close()
+    assert dead.proxy is not None
+    dead.proxy.close()
+    await until(lambda: sees(one, one, two))
+
+
+async def test_a_node_that_most_do_not_hear_is_put_out(three: list[Watched]) -> None:
+    one, two, cut = three
+    await until(lambda: all(sees(node, *three) for node in three))
+    assert cut.proxy is not None and cut.node is not None
+    cut.proxy.hold()
+    await until(lambda: sees(one, one, two) and sees(two, one, two))
+    await until(lambda: cut.node is not None and cut.node.lost)
+    assert one.node is not None and two.node is not None
+    assert one.node.lost == two.node.lost == 0

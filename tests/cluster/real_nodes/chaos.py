@@ -1,0 +1,280 @@
+"""Three real nodes under load while a random one is killed, paused, cut off or restarted, over and over.
+
+Promised, and checked: nothing that was confirmed is lost, each key comes in its order, and at no time did two owners
+write to a cell (`epochs`). Measured: how long after the deed every queue takes publishes again through the nodes that
+are left (recovery), how long it takes until every cell is where it should be after a node has come back (rebalance),
+and what a hop to another node adds to a publish.
+
+A node that is cut off keeps its clients and its Redis: it loses the other nodes and the coordinator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from sluice.client import Backoff, Client, ConnectFailed
+from sluice.cluster.membership.placement import cell_of, cell_of_queue
+from tests.cluster.real_nodes.owner_epochs import Epochs, refused
+from tests.cluster.real_nodes.node_processes import CELLS, Nodes, Work
+from tests.support.etcd_process import EtcdProcess
+from tests.support.fault_proxy import FaultProxy
+from tests.support.redis_process import RedisProcess, free_port
+
+NAMES = ("one", "two", "three")
+PROBES = [f"probe/{nth}" for nth in range(CELLS * 2)]  # in every cell, more or less
+OUTAGE_SECONDS = (3.0, 7.0)  # for which a node is paused or cut off
+HOPS = 200
+RECOVERY_SECONDS = 5.0  # promised
+REBALANCE_SECONDS = 1.0
+HOP_SECONDS = 0.005
+
+
+class ProxiedNodes(Nodes):
+    """Nodes whose lines to the others and to etcd can be cut."""
+
+    def __init__(self, folder: Path, store: str, etcd: EtcdProcess | None, stack: ExitStack) -> None:
+        super().__init__(folder, store, "", "redis" if etcd is None else "etcd")
+        self.proxies: dict[str, list[FaultProxy]] = {}
+        self._lines: dict[str, str] = {}
+        self._links: dict[str, int] = {}
+        stack.callback(self._close)
+        for name in NAMES:
+            port = self._links[name] = free_port()
+            link = FaultProxy(port, free_port())
+            self.proxies[name] = [link]
+            self._lines[name] = f'listen = "127.0.0.1:{port}"\nadvertise_link = "127.0.0.1:{link.port}"\n'
+            if etcd is not None:
+                way = FaultProxy(etcd.port)
+                self.proxies[name].append(way)
+                self._lines[name] += f'etcd_endpoints = ["127.0.0.1:{way.port}"]\n'
+
+    def lines_of(self, name: str) -> str:
+        return self._lines[name]
+
+    def refuse(self, name: str) -> None:
+        """Where a process is gone its host refuses calls, and so does the proxy that stands for it."""
+        self.proxies[name][0].close()
+
+    def take(self, name: str) -> None:
+        self.proxies[name][0] = FaultProxy(self._links[name], self.proxies[name][0].port)
+
+    def _close(self) -> None:
+        for proxy in (one for ways in self.proxies.values() for one in ways):
+            proxy.close()
+
+
+class Chaos:
+    def __init__(self, nodes: ProxiedNodes, seed: int, say: Callable[[str], None]) -> None:
+        self.nodes = nodes
+        self.recoveries: dict[str, list[float]] = {}
+        self.rebalances: list[float] = []
+        self._draw = random.Random(seed)
+        self._say = say
+
+    async def run(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        deeds = [self.kill, self.pause, self.cut, self.restart]
+        async with Work(self.nodes, NAMES, queues=6) as work:
+            first = True
+            while first or time.monotonic() < until:
+                for deed in self._draw.sample(deeds, len(deeds)):
+                    if first or time.monotonic() < until:  # each of them once, whatever the time
+                        await self.settled()
+                        await deed(self._draw.choice(NAMES))
+                first = False
+            await self.settled()
+            await work.check()
+            self._say(
+                f"{len(work.confirmed)} messages were confirmed, all of them came, in the order of their keys"
+            )
+
+    async def kill(self, name: str) -> None:
+        self.nodes.kill(name)
+        self.nodes.refuse(name)
+        await self._recovered("killed", name)
+        self.nodes.take(name)
+        await self._start(name)
+
+    async def pause(self, name: str) -> None:
+        self.nodes.signal(name, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            await self._recovered("paused", name)
+            await asyncio.sleep(max(0.0, self._outage() - (time.monotonic() - began)))
+        finally:
+            self.nodes.signal(name, signal.SIGCONT)
+
+    async def cut(self, name: str) -> None:
+        for proxy in self.nodes.proxies[name]:
+            proxy.hold()
+        try:
+            began = time.monotonic()
+            await self._recovered("cut off", name)
+            await asyncio.sleep(max(0.0, self._outage() - (time.monotonic() - began)))
+        finally:
+            for proxy in self.nodes.proxies[name]:
+                proxy.cut()
+                proxy.release()
+
+    async def restart(self, name: str) -> None:
+        node = self.nodes.by_name.pop(name)
+        began = time.monotonic()
+        stopping = asyncio.create_task(asyncio.to_thread(node.stop))
+        await self._recovered("stopped", name, began)
+        await stopping
+        await self._start(name)
+
+    def _outage(self) -> float:
+        return self._draw.uniform(*OUTAGE_SECONDS)
+
+    async def _start(self, name: str) -> None:
+        """Until it is ready; the move of cells to it is counted from when the others see it."""
+        starting = asyncio.create_task(asyncio.to_thread(self.nodes.start, name))
+        other = next(one for one in NAMES if one != name)
+        seen_at = 0.0
+        while True:
+            found = await asyncio.to_thread(self.nodes.cluster, other)
+            if not seen_at and any(one["name"] == name for one in found["nodes"]):
+                seen_at = time.monotonic()
+            if seen_at and found["moving"] == 0:
+                break
+            await asyncio.sleep(0.01)
+        self.rebalances.append(time.monotonic() - seen_at)
+        await starting
+
+    async def settled(self) -> None:
+        """All three are in, and every cell is where it should be."""
+        until = time.monotonic() + 60
+        while True:
+            found = [await asyncio.to_thread(self.nodes.cluster, name) for name in NAMES]
+            if all(len(one["nodes"]) == 3 and one["moving"] == 0 and one["me"] for one in found):
+                return
+            if time.monotonic() > until:
+                logs = "\n".join(f"--- {name}\n{self.nodes.log(name)[-3000:]}" for name in NAMES)
+                raise AssertionError(f"the cluster does not settle: {found}\n{logs}")
+            await asyncio.sleep(0.05)
+
+    async def _recovered(self, deed: str, name: str, began: float = 0.0) -> None:
+        """Every queue takes a publish through every node that is left."""
+        began = began or time.monotonic()
+        left = [one for one in NAMES if one != name]
+        await asyncio.gather(*(self._probe(one) for one in left))
+        seconds = time.monotonic() - began
+        self.recoveries.setdefault(deed, []).append(seconds)
+        self._say(f"{name} {deed}: all {len(PROBES)} queues take publishes again after {seconds:.2f} s")
+
+    async def _probe(self, name: str) -> None:
+        """A client that comes by this node. Whose session lay with the node that died is cut off before it is let in,
+        and comes again, as any client does."""
+        until = time.monotonic() + 30
+        while True:
+            try:
+                return await self._publish_to_all(name)
+            except ConnectFailed:
+                if time.monotonic() > until:
+                    raise
+                await asyncio.sleep(0.02)
+
+    async def _publish_to_all(self, name: str) -> None:
+        async with Client(
+            port=self.nodes.port(name),
+            client_id=f"probe-{name}-{self._draw.random()}",
+            backoff=Backoff(0.05, 0.2),
+            connect_timeout=20,
+        ) as client:
+            await asyncio.gather(*(client.publish(f"$queue/{queue}", b"", qos=1) for queue in PROBES))
+
+
+async def measure_hop(nodes: ProxiedNodes, hops: int) -> float:
+    """What a publish to a queue of another node takes longer than one to a queue of this node, at the median."""
+    owners = {one["cell"]: one["node"] for one in nodes.cluster("one")["cells"]}
+    here = next(f"near-{n}" for n in range(999) if owners[cell_of_queue(f"near-{n}", CELLS)] == "one")
+    there = next(f"far-{n}" for n in range(999) if owners[cell_of_queue(f"far-{n}", CELLS)] == "two")
+    me = next(f"hopper-{n}" for n in range(999) if owners[cell_of(f"hopper-{n}", CELLS)] == "one")
+    async with Client(port=nodes.port("one"), client_id=me) as client:
+        times: dict[str, list[float]] = {here: [], there: []}
+        for _ in range(hops):
+            for queue, taken in times.items():
+                began = time.perf_counter()
+                await client.publish(f"$queue/{queue}", b"x" * 100, qos=1)
+                taken.append(time.perf_counter() - began)
+    return statistics.median(times[there]) - statistics.median(times[here])
+
+
+def check_epochs(folder: Path, late: int, say: Callable[[str], None]) -> None:
+    found = Epochs().read(folder)
+    assert not found.faults, f"two owners have written: {found.faults[:10]}"
+    assert found.writes and len(found.taken) == CELLS, "Redis has not written down what was to be proven"
+    say(
+        f"{found.writes} writes by {found.taken.total()} owners of {CELLS} cells, each by the last owner that its cell"
+        f" had; {late} of former owners were refused"
+    )
+
+
+async def rampage(
+    folder: Path, seconds: float, seed: int, coordinator: str, say: Callable[[str], None], hops: int = HOPS
+) -> list[str]:
+    """What was broken of what is promised; nothing, when all is well."""
+    with ExitStack() as stack:
+        redis = RedisProcess(folder / "redis").start()
+        stack.callback(redis.stop)
+        etcd = None
+        if coordinator == "etcd":
+            etcd = EtcdProcess(folder / "etcd").start()
+            stack.callback(etcd.stop)
+        nodes = ProxiedNodes(folder, redis.url, etcd, stack)
+        stack.callback(nodes.stop)
+        await asyncio.gather(*(asyncio.to_thread(nodes.start, name) for name in NAMES))
+        chaos = Chaos(nodes, seed, say)
+        await chaos.settled()
+        hop = await measure_hop(nodes, hops)
+        say(f"a hop to another node adds {hop * 1000:.2f} ms to a publish (median of {hops})")
+        await chaos.run(seconds)
+        client = redis.client()
+        late = refused(client)
+        client.close()
+    check_epochs(redis.directory, late, say)
+    faults = []
+    for deed, found in sorted(chaos.recoveries.items()):
+        say(
+            f"{deed}: {len(found)} times, recovery p50 {statistics.median(found):.2f} s, max {max(found):.2f} s"
+        )
+        if max(found) > RECOVERY_SECONDS:
+            faults.append(f"recovery after a node was {deed} took {max(found):.2f} s")
+    if chaos.rebalances:
+        moves = chaos.rebalances
+        say(f"rebalance after a join: p50 {statistics.median(moves):.2f} s, max {max(moves):.2f} s")
+        if statistics.median(moves) > REBALANCE_SECONDS:
+            faults.append(f"a rebalance took {statistics.median(moves):.2f} s at the median")
+    if hop > HOP_SECONDS:
+        faults.append(f"a hop added {hop * 1000:.2f} ms")
+    return faults
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/cluster-chaos", description=__doc__.split("\n")[0])
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--coordinator", choices=("etcd", "redis"), default="etcd")
+    told = parser.parse_args()
+    print(f"seed {told.seed}", flush=True)
+    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="sluice-chaos-", dir=base) as folder:
+        faults = asyncio.run(
+            rampage(
+                Path(folder), told.seconds, told.seed, told.coordinator, lambda text: print(text, flush=True)
+            )
+        )
+    for fault in faults:
+        print(f"BROKEN: {fault}", file=sys.stderr)
+    return 1 if faults else 0

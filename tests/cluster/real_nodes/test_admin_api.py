@@ -1,0 +1,214 @@
+"""The admin doors of a cluster: any node answers for all of them. Three real nodes, one of them without a single cell
+of what is asked for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from sluice.admin.grpc import queue_admin_pb2 as pb
+from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminStub
+from tests.support.broker_process import same_build
+from tests.cluster.real_nodes.node_processes import Nodes
+from tests.support.etcd_process import EtcdProcess
+from tests.support.redis_process import RedisProcess
+
+NAMES = ("one", "two", "three")
+QUEUES = [f"orders-{nth}" for nth in range(6)]  # in cells of every node
+
+
+class Doors:
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+        self.clients = [
+            httpx.Client(
+                base_url=f"http://{nodes.by_name[name].address('http')}", timeout=30, trust_env=False
+            )
+            for name in NAMES
+        ]
+
+    def get(self, at: int, path: str, **query: Any) -> Any:
+        return self._read(self.clients[at].get(f"/api/v1{path}", params=query))
+
+    def post(self, at: int, path: str, body: Any) -> Any:
+        return self._read(self.clients[at].post(f"/api/v1{path}", json=body))
+
+    def _read(self, answer: httpx.Response) -> Any:
+        assert answer.status_code < 300, answer.text
+        return answer.json()
+
+    def stub(self, at: int) -> tuple[Any, Any]:
+        channel = grpc.insecure_channel(str(self.nodes.by_name[NAMES[at]].address("grpc")))
+        return QueueAdminStub(channel), channel
+
+
+@pytest.fixture(scope="module")
+def doors(
+    tmp_path_factory: pytest.TempPathFactory, redis_server: RedisProcess, etcd_server: EtcdProcess
+) -> Iterator[Doors]:
+    folder = tmp_path_factory.mktemp("cluster")
+    nodes = Nodes(folder, redis_server.url, "", "etcd", etcd_server.endpoint)
+    try:
+        for name in NAMES:
+            nodes.start(name)
+        doors = Doors(nodes)
+        for nth, queue in enumerate(QUEUES):
+            doors.post(nth % 3, "/queues", {"name": queue, "partitions": 2})
+            body = {"payload": f"to {queue}", "properties": {"message-id": f"m-{queue}"}}
+            doors.post((nth + 1) % 3, f"/queues/{queue}/messages", body)
+        yield doors
+        for client in doors.clients:
+            client.close()
+    finally:
+        nodes.stop()
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_every_node_lists_and_shows_every_queue(doors: Doors, at: int) -> None:
+    listed = doors.get(at, "/queues")
+    assert [one["name"] for one in listed if one["name"] in QUEUES] == QUEUES
+    assert "x-sluice-missing" not in doors.clients[at].get("/api/v1/queues").headers
+    assert [one["name"] for one in doors.get(at, "/queues", limit=2)] == [one["name"] for one in listed[:2]]
+    for queue in QUEUES:
+        assert doors.get(at, f"/queues/{queue}/stats")["depth"] == 1
+        (message,) = doors.get(at, f"/queues/{queue}/messages")
+        assert message["payload"] == f"to {queue}"
+    assert doors.get(at, "/messages/m-orders-3") == {"queues": ["orders-3"]}
+    assert doors.get(at, "/verify") == []
+    assert [one["name"] for one in doors.get(at, "/nodes")] == sorted(NAMES)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_refusal_of_another_node_comes_back_as_it_was(doors: Doors, at: int) -> None:
+    answer = doors.clients[at].post("/api/v1/queues", json={"name": QUEUES[at]})
+    assert answer.status_code == 409
+    assert answer.json()["error"] == "queue_exists"
+    assert doors.clients[at].get("/api/v1/queues/not-there").status_code == 404
+    assert doors.clients[at].post("/api/v1/queues", json={"partitions": 2}).status_code == 400
+
+
+def test_the_cluster_shows_its_nodes_and_whose_each_cell_is(doors: Doors) -> None:
+    told = [doors.get(at, "/cluster") for at in range(3)]
+    assert [one.pop("me") for one in told] == list(NAMES)
+    assert told[0] == told[1] == told[2]
+    assert [one["name"] for one in told[0]["nodes"]] == sorted(NAMES)
+    assert [one["cells"] for one in told[0]["nodes"]] == [4, 4, 4]
+    assert told[0]["moving"] == 0
+    assert all(one["node"] == one["wanted"] for one in told[0]["cells"])
+    places = {queue: doors.get(0, "/cluster", queue=queue)["place"]["node"] for queue in QUEUES}
+    assert set(places.values()) == set(NAMES)
+
+
+def test_the_metrics_of_a_node_tell_of_its_cells(doors: Doors) -> None:
+    lines = doors.clients[1].get("/metrics").text.splitlines()
+    wanted = {"sluice_cluster_nodes 3", "sluice_cluster_cells 4", "sluice_cluster_cells_moving 0"}
+    assert wanted <= set(lines)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_ranges_for_spark_are_read_through_any_node(doors: Doors, at: int) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    for queue in QUEUES:
+        ends = doors.get(at, f"/bulk/queues/{queue}/offsets")["partitions"]
+        rows = []
+        for partition in range(len(ends)):
+            answer = doors.clients[at].get(
+                f"/api/v1/bulk/queues/{queue}/partitions/{partition}/rows",
+                params={"start": 0, "end": 9, "lenient": True},
+            )
+            assert answer.status_code == 200
+            rows += arrow.ipc.open_stream(answer.content).read_all().column("value").to_pylist()
+        assert rows == [f"to {queue}".encode()]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_batch_for_queues_of_all_nodes_is_committed_once_through_any(doors: Doors, at: int) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    names = [f"batch-{at}-{nth}" for nth in range(6)]
+    rows = arrow.table({"value": [b"x"] * 6, "queue": names})
+    sink = arrow.BufferOutputStream()
+    with arrow.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    kind = {"content-type": "application/vnd.apache.arrow.stream"}
+    for attempt in range(2):  # said again, it is known
+        url = f"/api/v1/bulk/stages/app{at}/1"
+        staged = doors.clients[at].post(url, content=sink.getvalue().to_pybytes(), headers=kind)
+        assert staged.status_code == 200, staged.text
+        done = doors.post(
+            at, f"/bulk/stages/app{at}/1/commit", {"stages": [staged.json()["stage"]], "rows": 6}
+        )
+        assert done == {"committed": True, "rows": 6, "replayed": attempt == 1, "skipped": 0}
+    assert [doors.get(at, f"/queues/{name}/stats")["depth"] for name in names] == [1] * 6
+    assert doors.get((at + 1) % 3, f"/bulk/stages/app{at}") == {"last": 1}
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_what_one_node_refuses_of_a_batch_is_refused_as_it_says_it(doors: Doors, at: int) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    kind = {"content-type": "application/vnd.apache.arrow.stream"}
+    for nth in range(6):  # with nodes of every kind: its own, and others
+        name, url = f"small-{at}-{nth}", f"/api/v1/bulk/stages/app-{at}-{nth}/1"
+        doors.post(at, "/queues", {"name": name, "limits": {"max_message_size": 10}})
+        sink = arrow.BufferOutputStream()
+        rows = arrow.table({"value": [b"x" * 11], "queue": [name]})
+        with arrow.ipc.new_stream(sink, rows.schema) as writer:
+            writer.write_table(rows)
+        staged = doors.clients[at].post(url, content=sink.getvalue().to_pybytes(), headers=kind).json()
+        refused = doors.clients[at].post(f"{url}/commit", json={"stages": [staged["stage"]]})
+        assert (refused.status_code, refused.json()["error"]) == (413, "message_too_large"), refused.text
+        assert f"queue '{name}' takes" in refused.json()["message"]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_grpc_answers_for_all_nodes(doors: Doors, at: int) -> None:
+    stub, channel = doors.stub(at)
+    with channel:
+        listed = stub.ListQueues(pb.ListQueuesRequest(prefix="orders-"), timeout=30)
+        assert [one.name for one in listed.queues] == QUEUES
+        for queue in QUEUES:
+            assert stub.GetQueueStats(pb.GetQueueStatsRequest(name=queue), timeout=30).total == 1
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.GetQueue(pb.GetQueueRequest(name="not-there"), timeout=30)
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+        assert ("sluice-error", "unknown_queue") in refused.value.trailing_metadata()
+        told = stub.GetCluster(pb.GetClusterRequest(place_of="$queue/" + QUEUES[0]), timeout=30)
+        shown = doors.get(at, "/cluster", queue=QUEUES[0])
+        assert [one.name for one in told.nodes] == [one["name"] for one in shown["nodes"]] == sorted(NAMES)
+        assert (told.enabled, told.me, len(told.cells)) == (True, NAMES[at], len(shown["cells"]))
+        assert (told.place.cell, told.place.node) == (shown["place"]["cell"], shown["place"]["node"])
+
+
+def test_the_live_stream_has_the_queues_of_all_nodes(doors: Doors) -> None:
+    with doors.clients[0].stream("GET", "/api/v1/live") as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: "):
+                names = [one["name"] for one in json.loads(line[6:])["queues"]]
+                break
+    assert [name for name in names if name in QUEUES] == QUEUES
+
+
+def test_the_command_line_tells_of_the_cluster(doors: Doors, tmp_path: Path) -> None:
+    def run(*words: str) -> str:
+        url = f"http://{doors.nodes.by_name['two'].address('http')}"
+        done = subprocess.run(
+            [sys.executable, "-m", "sluice", "cluster", "status", *words, "--url", url],
+            env=same_build(),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=50,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "3 nodes, 12 cells, every cell is where it should be" in " ".join(run().split())
+    assert f"queue {QUEUES[0]} is in cell" in run("--queue", QUEUES[0])
+    assert json.loads(run("--json"))["me"] == "two"

@@ -1,0 +1,216 @@
+"""Three `sluice serve` under load while nodes are killed, paused, stopped and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+
+from sluice.client import Backoff, Client, Draft
+from sluice.cluster.membership.placement import cell_of, cell_of_queue
+from tests.cluster.kit import until
+from tests.cluster.real_nodes.node_processes import CELLS, Nodes, Work
+from tests.cluster.plain.test_broken_links import Reader
+from tests.support.redis_process import RedisProcess
+
+NAMES = ("one", "two", "three")
+
+
+@pytest.fixture(scope="module")
+def nodes(redis_server: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    made = Nodes(tmp_path_factory.mktemp("cluster"), redis_server.url, "")
+    try:
+        with ThreadPoolExecutor() as hands:
+            list(hands.map(made.start, NAMES))
+        yield made
+    finally:
+        made.stop()
+
+
+async def test_messages_go_from_any_node_to_any_other(nodes: Nodes) -> None:
+    async with (
+        Client(port=nodes.port("one"), client_id="a") as a,
+        Client(port=nodes.port("two"), client_id="b") as b,
+    ):
+        await b.subscribe("plain/#", qos=1)
+        await a.publish("plain/1", b"hello", qos=1)
+        message = await anext(aiter(b.messages()))
+        assert message.payload == b"hello"
+
+
+async def test_nothing_is_lost_when_a_node_is_killed_under_load(nodes: Nodes) -> None:
+    async with Work(nodes, ("one", "two")) as work:
+        nodes.kill("three")
+        await work.more(20)
+        nodes.start("three")
+        await work.more(20)
+        await work.check()
+
+
+async def test_a_node_that_slept_writes_nothing_and_comes_back_as_another(nodes: Nodes) -> None:
+    async with Work(nodes, ("one", "three")) as work:
+        nodes.signal("two", signal.SIGSTOP)
+        try:
+            await work.more(20)  # the others have taken over
+        finally:
+            nodes.signal("two", signal.SIGCONT)
+        await until(lambda: nodes.log("two").count("cell opened") > nodes.log("two").count("cell closed"))
+        await until(lambda: "no longer in the cluster" in nodes.log("two"))
+        await work.more(20)
+        await work.check()
+    async with Client(port=nodes.port("two"), client_id="late") as client:
+        await client.publish("$queue/late", b"", qos=1)
+
+
+async def test_a_planned_leave_hands_everything_over_and_is_not_waited_for(nodes: Nodes) -> None:
+    async with Work(nodes, ("one", "two")) as work:
+        nodes.by_name.pop("three").stop()
+        await work.more(10)
+        assert "cell closed" in nodes.log("three")
+        nodes.start("three")
+        await work.more(10)
+        await work.check()
+
+
+@pytest.mark.parametrize("way", ["killed", "stopped"])
+async def test_an_ack_by_ids_that_comes_when_the_owner_of_its_queue_has_gone_counts_at_the_next_one(
+    nodes: Nodes, way: str
+) -> None:
+    await until(lambda: nodes.owners("one").count("two") == CELLS // 3)
+    owners = nodes.owners("one")
+    me = next(f"w-{n}" for n in range(999) if owners[cell_of(f"w-{n}", CELLS)] == "one")
+    queue = next(f"{way}-{n}" for n in range(999) if owners[cell_of_queue(f"{way}-{n}", CELLS)] == "two")
+    names = [f"job {n}" for n in range(20)]
+    async with Client(port=nodes.port("one"), client_id=me) as worker:
+        await worker.publisher(queue).send_many(Draft(name, id=name) for name in names)
+        await worker.subscribe(f"$queue/{queue}", qos=1)
+        messages = worker.messages()
+        for _ in names:
+            await anext(messages)
+        if way == "killed":
+            nodes.kill("two")
+            leaving = asyncio.create_task(asyncio.sleep(0))
+        else:
+            leaving = asyncio.create_task(asyncio.to_thread(nodes.by_name.pop("two").stop))
+            await until(lambda: "two" not in nodes.owners("one"))
+        async with asyncio.timeout(30):
+            ids = [("message-id", name) for name in names]
+            assert (await worker.publish(f"$queue/{queue}/$ack", b"", qos=1, user=ids)).reason == 0
+            async with Client(port=nodes.port("three")) as other, other.consumer(queue, group="w") as jobs:
+                await worker.unsubscribe(f"$queue/{queue}")
+                await other.publisher(queue).send("new")
+                assert (await anext(jobs)).text == "new"
+            if (
+                way == "killed"
+            ):  # nobody had it when the ack was said: not even its own client was given it again
+                await worker.subscribe("end", qos=1)
+                await worker.publish("end", qos=1)
+                assert (await anext(messages)).topic == "end"
+    await leaving
+    nodes.start("two")
+
+
+@pytest.mark.parametrize("way", ["killed", "stopped"])
+async def test_every_word_that_comes_when_the_owner_of_its_queue_has_gone_counts_at_the_next_one(
+    nodes: Nodes, way: str
+) -> None:
+    await until(lambda: nodes.owners("one").count("two") == CELLS // 3)
+    owners = nodes.owners("one")
+    me = next(f"v-{n}" for n in range(999) if owners[cell_of(f"v-{n}", CELLS)] == "one")
+    queue = next(f"{way}:{n}" for n in range(999) if owners[cell_of_queue(f"{way}:{n}", CELLS)] == "two")
+    names = ["failed", "bad", "unused", "long"]
+    async with Client(port=nodes.port("one"), client_id=me) as worker, asyncio.timeout(60):
+        await worker.publisher(queue).send_many(Draft(name, id=name) for name in names)
+        await worker.subscribe(f"$queue/{queue}", qos=1)
+        messages = worker.messages()
+        for _ in names:
+            await anext(messages)
+        leaving = asyncio.create_task(
+            asyncio.to_thread(
+                nodes.by_name.pop("two").stop if way == "stopped" else partial(nodes.kill, "two")
+            )
+        )
+        if way == "stopped":
+            await until(lambda: "two" not in nodes.owners("one"))
+        else:
+            await leaving
+        words = [
+            ("$nack", b"", [("message-id", "failed"), ("delay", "1h")]),
+            ("$reject/bad", b"", [("description", "no good")]),
+            ("$release", b'["unused"]', []),
+            ("$extend", b"long", []),
+        ]
+        said = [
+            worker.publish(f"$queue/{queue}/{word}", load, qos=1, user=user) for word, load, user in words
+        ]
+        assert [answer.reason for answer in await asyncio.gather(*said)] == [0] * len(words)
+        user = [("message-id", "long"), ("consumer-group", "v")]
+        assert (await worker.publish(f"$queue/{queue}/$ack", b"", qos=1, user=user)).reason == 0
+        await until(
+            lambda: nodes.ledger("three", queue) == {"acked": 1, "dead": 1, "retrying": 1, "delivered": 1}
+        )
+    await leaving
+    nodes.start("two")
+
+
+def has_its_share(nodes: Nodes, name: str) -> bool:
+    return nodes.owners("three").count(name) == CELLS // 3
+
+
+ROUNDS = int(os.environ.get("KILLS", "3"))  # of the next test
+
+
+@pytest.mark.timeout(120 + 60 * ROUNDS)
+async def test_plain_qos_2_comes_once_while_the_nodes_of_both_sides_are_killed_in_turn(nodes: Nodes) -> None:
+    lasting: dict[str, Any] = {"clean_start": False, "session_expiry": 600, "backoff": Backoff(0.05, 0.2)}
+    await until(lambda: nodes.owners("three").count("two") == CELLS // 3)
+    owners = nodes.owners("three")
+    ids = {
+        name: next(f"q{n}" for n in range(999) if owners[cell_of(f"q{n}", CELLS)] == name)
+        for name in ("one", "two")
+    }
+    async with Client(port=nodes.port("three"), client_id=ids["two"], **lasting) as reader:
+        await reader.subscribe("once/#", qos=2)
+    said: list[bytes] = []
+    for number in range(ROUNDS):
+        victim = ("two", "one")[number % 2]
+        await until(partial(has_its_share, nodes, victim))
+        some = asyncio.Event()
+        confirmed: list[bytes] = []
+        async with Client(
+            port=nodes.port("three"), client_id=ids["one"], max_inflight=20, **lasting
+        ) as writer:
+
+            async def say(
+                payload: bytes,
+                writer: Client = writer,
+                heard: list[bytes] = confirmed,
+                some: asyncio.Event = some,
+            ) -> None:
+                await writer.publish("once/a", payload, qos=2)
+                heard.append(payload)
+                if len(heard) == 100:
+                    some.set()
+
+            async with asyncio.timeout(60):
+                saying = asyncio.gather(*(say(b"%d/%d" % (number, n)) for n in range(300)))
+                await some.wait()
+                nodes.kill(victim)
+                await saying
+        said += confirmed
+        nodes.start(victim)
+    async with (
+        asyncio.timeout(60),
+        Client(port=nodes.port("three"), client_id=ids["two"], **lasting) as reader,
+    ):
+        async with Client(port=nodes.port("three")) as writer:
+            await writer.publish("once/a", b"last", qos=2)
+        got = await Reader(reader).read()
+    assert got == Counter(said) and len(said) == 300 * ROUNDS

@@ -1,0 +1,84 @@
+"""That the proof of one owner at a time can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from sluice.store.redis.keys import Keys
+from sluice.store.redis.log.write_plan import stamp
+from sluice.store.redis.scripts import SEIZE, WRITE
+from tests.cluster.real_nodes.owner_epochs import Epochs, refused
+from tests.support.redis_process import RedisProcess
+
+KEYS = Keys("epochs", "log:c1")
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[RedisProcess]:
+    found = RedisProcess(tmp_path / "redis").start()
+    yield found
+    found.stop()
+
+
+def take(client: redis.Redis, who: str) -> int:
+    answer = client.eval(SEIZE.source, 2, KEYS.lease, KEYS.fence, who, 60_000)
+    return int(answer[0])
+
+
+def write(client: redis.Redis, token: int, turn: int) -> None:
+    mark = stamp(token, turn)
+    client.eval(
+        WRITE.source, 3, KEYS.fence, KEYS.log, "stream", token, mark, "", 5, "XADD", "stream", "*", "a", turn
+    )
+
+
+def write_without_fence(client: redis.Redis, token: int, turn: int) -> None:
+    """Change what a write changes, in one step, whoever the owner is."""
+    with client.pipeline(transaction=True) as commands:
+        commands.xadd("stream", {"a": turn})
+        commands.hset(KEYS.log, "stamp", stamp(token, turn))
+        commands.execute()
+
+
+def test_owners_that_follow_each_other_are_no_fault_and_what_comes_late_is_refused(
+    process: RedisProcess,
+) -> None:
+    client = process.client()
+    first = take(client, "first")
+    write(client, first, 1)
+    second = take(client, "second")
+    with pytest.raises(redis.ResponseError, match="FENCED"):
+        write(client, first, 2)
+    write(client, second, 1)
+    found = Epochs().read(process.directory)
+    assert (found.faults, found.writes, found.taken[KEYS.log.encode()]) == ([], 2, 2)
+    assert refused(client) == 1
+    client.close()
+
+
+@pytest.mark.parametrize("has_written", [False, True])
+def test_a_write_of_a_former_owner_behind_a_new_one_is_found(
+    process: RedisProcess, has_written: bool
+) -> None:
+    """As it would be if the fence did not hold. Whether the new owner has written yet makes no difference."""
+    client = process.client()
+    first = take(client, "first")
+    second = take(client, "second")
+    if has_written:
+        write(client, second, 1)
+    write_without_fence(client, first, 2)
+    assert Epochs().read(process.directory).faults == [
+        "epochs:{log:c1}: epoch 1 wrote when 2 was the owner's"
+    ]
+    client.close()
+
+
+def test_what_is_kept_without_a_stamp_is_found(process: RedisProcess) -> None:
+    client = process.client()
+    client.xadd("stream", {"a": 1})
+    assert Epochs().read(process.directory).faults == ["stream was written to without a stamp"]
+    client.close()

@@ -1,0 +1,36 @@
+"""A cell whose store is lost to another node while it is being opened."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from sluice.broker.acl.access import Anonymous
+from sluice.broker.broker import Broker
+from sluice.broker.limits import Limits
+from sluice.config.settings import Settings
+from sluice.errors import StoreError
+from sluice.broker_core import House, Place
+from sluice.store.memory import MemoryStore
+from tests.cluster.kit import until
+from tests.cluster.memory_cluster import say
+
+
+async def test_an_answer_of_a_store_that_has_failed_meanwhile_is_no_fault_of_the_node() -> None:
+    loop = asyncio.get_running_loop()
+    answers: list[tuple[Any, ...]] = []
+    store = MemoryStore(lambda *answer: answers.append(answer))
+    broker = Broker(loop, Limits(), Anonymous(True), say)
+    failed: list[str] = []
+    house = House(Settings(store="memory"), broker, lambda: failed.append("failed"), Place(0), store)
+    opening = asyncio.create_task(house.open())
+    await until(lambda: answers)  # what it has kept is read
+    house._failed(StoreError("another broker has taken it over"))
+    for answer, *arguments in answers:
+        answer(*arguments)
+    with pytest.raises(StoreError, match="taken it over"):
+        await opening
+    assert failed == ["failed"]
+    broker.close()

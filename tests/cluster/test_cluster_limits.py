@@ -1,0 +1,56 @@
+"""What is allowed is allowed of a node, and what a template asks for must be possible in a cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.broker.limits import Limits
+from sluice.client import ConnectRefused
+from sluice.config.settings import Settings
+from sluice.errors import ConfigError
+from sluice.broker_core import check_templates
+from tests.cluster.memory_cluster import client_in, two_nodes
+
+
+def settings_with(match: str, **dlq: object) -> Settings:
+    return Settings.model_validate(
+        {
+            "store": "redis://127.0.0.1:6379",
+            "cluster": {"coordinator": "redis", "node": "one", "cells": 60},
+            "queues": {"templates": [{"match": match, "config": {"dlq_config": dlq}}]},
+        }
+    )
+
+
+@pytest.mark.parametrize("wrong", [{"topic": "failures"}, {"invalid_topic": "bad"}])
+@pytest.mark.parametrize("match", ["orders/#", "orders"])
+def test_a_template_whose_dead_letters_would_lie_in_another_cell_is_refused_at_the_start(
+    match: str, wrong: dict[str, str]
+) -> None:
+    with pytest.raises(ConfigError, match="Leave the name out: dead letters then go to dlq/<queue>"):
+        check_templates(settings_with(match, **wrong), lambda url: "")
+
+
+@pytest.mark.parametrize(
+    ("match", "dlq"),
+    [("orders/#", {}), ("orders", {"topic": "dlq/orders", "invalid_topic": "dlq/dlq/orders"})],
+)
+def test_a_template_whose_dead_letters_lie_with_their_queues_is_taken(
+    match: str, dlq: dict[str, str]
+) -> None:
+    check_templates(settings_with(match, **dlq), lambda url: "")
+
+
+async def test_connections_are_counted_over_all_cells_of_a_node() -> None:
+    limits = Limits()
+    limits.max_connections = 2
+    async with (
+        two_nodes(limits=limits) as net,
+        net.nodes["a"].client(client_in(0)),
+        net.nodes["b"].client(client_in(2)),  # lies with a too
+        net.nodes["a"].client(client_in(1)),  # lies with b
+    ):
+        with pytest.raises(ConnectRefused, match="this server takes 2 clients and has them"):
+            await net.nodes["a"].client(client_in(4)).connect()
+        async with net.nodes["a"].client(client_in(3)):
+            pass

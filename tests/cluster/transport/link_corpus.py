@@ -1,0 +1,304 @@
+"""Byte strings to try the links between nodes with, and what must hold for every one of them.
+
+An input is what an authenticated node could send by mistake: a message of gRPC for a trunk, or the
+bytes of the line that plain topics run over. Whatever it is, the answer is frames that are handled, or
+the fault of the protocol (`TrunkBroken`, `FrameBroken`), and what a reader has not read yet is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import struct
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+from sluice.cluster.plain import bridge as bridge_module
+from sluice.cluster.plain import bridge_frames
+from sluice.cluster.transport import mux
+from sluice.cluster.plain.bridge import GREETING, Bridge, BridgeEnd
+from sluice.cluster.plain.bridge_frames import ALONE, FrameBroken, Frames, frame, write_goals, write_message
+from sluice.cluster.ingress.stream_acceptor import CLIENT, LEG
+from sluice.cluster.transport.streams import THE_NODE, LineLost, LineProtocol
+from sluice.cluster.plain.fanout import Lookup, Seen, Spread
+from sluice.cluster.plain.node_inbox import Memory
+from sluice.cluster.transport.mux import WINDOW, Trunk, TrunkBroken
+from sluice.wire.packets import Publish
+from tests.cluster.kit import End
+from tests.cluster.memory_cluster import Net
+
+COMPILED = not str(bridge_module.__file__).endswith(".py")
+LISTENING, DIALING, ASKED, ASKING = range(4)  # who reads the input
+TRUNKS = (LISTENING, DIALING)
+CELLS = (0, 2, 4)  # open at the node; 1, 3 and 5 have no owner
+
+_HEAD = struct.Struct(">BII")
+_NUMBERS = (b"\0", b"\1", b"\xff", b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\0\0\0\1", b"\0\0", b"\x80")
+_TEXTS = (b"$queue/q", b"$share/g/#", b"+", b"#", b"/", b"{", b"[", b"null", b"-1", b"1e9", b"true", b"\xc3")
+
+
+def trunk_frame(kind: int, line: int, body: bytes = b"") -> bytes:
+    return _HEAD.pack(kind, line, len(body)) + body
+
+
+def opening(line: int, cell: int, greeting: bytes) -> bytes:
+    return trunk_frame(mux.OPEN, line, struct.pack(">i", cell) + greeting)
+
+
+def told(peername: object = ("10.0.0.1", 5), peercert: object = None) -> bytes:
+    return CLIENT + json.dumps({"peername": peername, "peercert": peercert}).encode()
+
+
+def interest(filters: dict[str, int], cell: int = 1, whole: int = 1) -> bytes:
+    return frame(bridge_frames.INTEREST, struct.pack(">IHB", 7, cell, whole) + json.dumps(filters).encode())
+
+
+def message(topic: bytes = b"a/b", payload: bytes = b"x", qos: int = 1, retain: bool = False) -> bytes:
+    return write_message(Publish(topic, payload, qos, retain), 0.0)
+
+
+def publish(goals: list[bridge_frames.Goal], packet: bytes, number: int = 3, mark: int = 9) -> bytes:
+    return struct.pack(">IQ", number, mark) + write_goals(goals) + packet
+
+
+CONNECT = bytes.fromhex("101000044d5154540502003c00000363696400")
+CERTIFICATE = {"subject": [[["commonName", "ann"]]], "subjectAltName": [["DNS", "ann"]]}
+TO_ALL: list[bridge_frames.Goal] = [(0, []), (1, [b"$share/g/a/+"]), (2, [ALONE, b"$share/g/a/+"])]
+EXPIRING = b"\x32\x12\x00\x03a/b\x00\x01\x05\x02\x00\x00\x00\x09hello"
+
+SEEDS: list[tuple[int, bytes]] = [
+    (LISTENING, opening(1, 0, LEG) + trunk_frame(mux.DATA, 1, CONNECT)),
+    (LISTENING, opening(1, 2, told(None, CERTIFICATE)) + trunk_frame(mux.DATA, 1, CONNECT)),
+    (LISTENING, opening(1, 4, told()) + trunk_frame(mux.CLOSE, 1, mux.IN_ORDER)),
+    (LISTENING, opening(1, 1, LEG) + opening(2, 0, b"something") + trunk_frame(mux.BEAT, 0)),
+    (LISTENING, opening(1, THE_NODE, GREETING) + trunk_frame(mux.DATA, 1, interest({"a/#": 1}))),
+    (LISTENING, opening(5, 0, LEG) + trunk_frame(mux.CREDIT, 5, bytes(4))),
+    (DIALING, trunk_frame(mux.OPENED, 1) + trunk_frame(mux.DATA, 1, b"bytes")),
+    (DIALING, trunk_frame(mux.OPENED, 2) + trunk_frame(mux.DATA, 2, b"x" * 300)),
+    (DIALING, trunk_frame(mux.CLOSE, 1, mux.NOT_HERE + struct.pack(">i", 7))),
+    (DIALING, trunk_frame(mux.OPENED, 2) + trunk_frame(mux.CLOSE, 2, mux.BROKEN + b"why")),
+    (DIALING, trunk_frame(mux.OPENED, 1) + trunk_frame(mux.CREDIT, 1, bytes(4))),
+    (ASKED, interest({"a/+": 2, "$share/g/b": 1, "\0queue/#": 1}) + interest({"a/+": 0}, 1, 0)),
+    (ASKED, frame(bridge_frames.PUBLISH, publish(TO_ALL, message()))),
+    (ASKED, frame(bridge_frames.PUBLISH, publish([(4, [])], message(retain=True), number=0))),
+    (ASKED, frame(bridge_frames.PUBLISH, publish([(2, [])], EXPIRING))),
+    (ASKED, frame(bridge_frames.PUBLISH, publish([(0, [])], message(b"$queue/q")))),
+    (ASKED, frame(bridge_frames.ONCE, struct.pack(">HQQQ", 1, 8, 5, 4) + publish([(0, [])], message(qos=2)))),
+    (ASKED, frame(bridge_frames.LOOKUP, struct.pack(">I", 4) + write_goals([(0, []), (1, [])]) + b"a/#")),
+    (ASKED, frame(bridge_frames.HEARD, struct.pack(">I", 1)) + interest({}, 3)),
+    (ASKING, frame(bridge_frames.KNOWN, struct.pack(">I", 2))),
+    (ASKING, frame(bridge_frames.ANSWER, struct.pack(">II", 1, 4) + write_goals([]) + b"the disk is full")),
+    (ASKING, frame(bridge_frames.ANSWER, struct.pack(">II", 2, 0) + write_goals([(1, []), (0xFFFF, [b"s"])]))),
+    (ASKING, frame(bridge_frames.FOUND, struct.pack(">I", 3) + write_goals([(3, [])]) + message() + EXPIRING)),
+]
+
+
+class QuietTransport:
+    """The other end of a line, which says nothing."""
+
+    def write(self, data: bytes) -> None: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return default
+
+
+class NoLines:
+    """No way to any other node."""
+
+    def dial(self, cell: int, greeting: bytes, protocol: LineProtocol) -> None: ...
+    def dial_node(self, node: str, greeting: bytes, protocol: LineProtocol) -> None: ...
+
+
+class FaultLog(logging.Handler):
+    """Collects the faults that lines have ended with."""
+
+    def __init__(self, faults: list[BaseException]) -> None:
+        super().__init__(logging.ERROR)
+        self._faults = faults
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            self._faults.append(record.exc_info[1])
+
+
+class LinkBench:
+    """A node in memory that inputs are given to. What it accepts stays, so take a new one now and then."""
+
+    def __init__(self) -> None:
+        self._net = Net(say=lambda event, facts: None)
+        self._faults: list[BaseException] = []
+        self._listener = FaultLog(self._faults)
+        self._log = logging.getLogger("sluice.cluster.transport.mux")
+
+    async def open(self) -> LinkBench:
+        here = self._net.add("a")
+        for cell in CELLS:
+            await here.open(cell)
+        self.node = here.node
+        self.node.lines = NoLines()
+        self._log.addHandler(self._listener)
+        self._log.propagate = False
+        asyncio.get_running_loop().set_exception_handler(self._broke)
+        return self
+
+    async def close(self) -> None:
+        self._log.removeHandler(self._listener)
+        self._log.propagate = True
+        asyncio.get_running_loop().set_exception_handler(None)
+        for cell in CELLS:
+            await self._net.nodes["a"].close(cell)
+
+    def _broke(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self._faults.append(context.get("exception") or AssertionError(context["message"]))
+
+    async def scrutinize(self, reader: int, cut: int, data: bytes) -> str:
+        """Give the input to its reader; what kind of answer came. Raise when that is no proper one."""
+        outcome = "taken"
+        try:
+            if reader in TRUNKS:
+                self._to_trunk(reader, data, cut % 6)
+            else:
+                compare_cuts(data, cut)
+                self._to_line(reader, data, cut)
+        except (TrunkBroken, FrameBroken) as fault:
+            outcome = str(fault)
+        for _ in range(3):  # what was put off for later in the turn
+            await asyncio.sleep(0)
+        self.node._parked.clear()
+        faults = list(self._faults)
+        self._faults.clear()
+        for broken in faults:  # a line may only end for a fault of the protocol
+            if not isinstance(broken, FrameBroken):
+                raise broken
+            outcome += f", {broken}"
+        return f"{reader} {outcome}"
+
+    def _to_trunk(self, reader: int, data: bytes, more: int) -> None:
+        """`more` is how many large frames come after the input, for a reader that pauses."""
+        soon = asyncio.get_running_loop().call_soon
+        accept = self.node.accept if reader == LISTENING else None
+        one = Trunk(lambda: None, accept, soon, "peer-1")
+        ends = [End(), End()] if reader == DIALING else []
+        for end in ends:
+            one.dial(0, LEG, end)
+        try:
+            one.receive(data)
+            if ends and ends[1].transport is not None:
+                ends[1].transport.pause_reading()
+                for _ in range(more):
+                    one.receive(trunk_frame(mux.DATA, 2, bytes(mux.LARGEST_DATA)))
+        finally:
+            for line in one.lines.values():
+                assert line._unread_bytes <= WINDOW
+                assert line._unread_bytes == sum(map(len, line._unread))
+            one.take()
+            one.lose(LineLost("the input is over"))
+
+    def _to_line(self, reader: int, data: bytes, cut: int) -> None:
+        end: Bridge | BridgeEnd
+        end = BridgeEnd(self.node, Memory()) if reader == ASKED else self._asking()
+        end.connection_made(QuietTransport())
+        try:
+            end.data_received(data[:cut])
+            end.data_received(data[cut:])
+        finally:
+            if isinstance(end, Bridge):
+                end._publishes.clear()
+                end._lookups.clear()
+                end.end()
+            else:
+                end.connection_lost(None)
+
+    def _asking(self) -> Bridge:
+        """One that waits for the answers to two publishes and a lookup, numbered in this order."""
+        asking = Bridge(self.node, "peer-1")
+        for _ in range(2):
+            packet = Publish(b"a/b", b"x", 1, False)
+            asking.publish([(1, [])], packet, Spread(packet, lambda taken, fault: None))
+        asking.look_up([1, 3], Lookup(b"a/#", lambda found: None, Seen(), 0))
+        return asking
+
+
+def compare_cuts(data: bytes, cut: int) -> None:
+    """The same bytes are the same frames, wherever they are cut."""
+    whole = frames_of([data])
+    assert whole == frames_of([data[:cut], data[cut:]])
+    assert whole == frames_of([data[at : at + 1] for at in range(len(data))]), "byte by byte"
+
+
+def frames_of(pieces: list[bytes]) -> list[tuple[int, bytes] | str]:
+    cutter = Frames()
+    found: list[tuple[int, bytes] | str] = []
+    try:
+        for piece in pieces:
+            found += cutter.feed(piece)
+    except FrameBroken as fault:
+        found.append(str(fault))
+    return found
+
+
+def mutated(reader: int, data: bytes, draw: Random) -> bytes:
+    """`data` with a few accidents: to the bytes as they are, or to frames, which are then whole again."""
+    if draw.random() < 0.3:
+        return accident(data, draw)
+    parts = list(split(reader, data))
+    for _ in range(draw.choice((1, 1, 2, 3))):
+        at = draw.randrange(len(parts)) if parts else 0
+        match draw.randrange(5):
+            case 0 if parts:
+                del parts[at]
+            case 1 if parts:
+                parts.insert(draw.randrange(len(parts) + 1), parts[at])
+            case 2 if parts:
+                kind, line, body = parts[at]
+                parts[at] = (draw.randrange(10), draw.choice((line, 0, 1, 2, 0xFFFFFFFF)), body)
+            case _ if parts:
+                kind, line, body = parts[at]
+                parts[at] = (kind, line, accident(body, draw))
+    return b"".join(
+        trunk_frame(kind, line, body) if reader in TRUNKS else frame(kind, body) for kind, line, body in parts
+    )
+
+
+def split(reader: int, data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Kind, line and body of each whole frame."""
+    at = 0
+    head = _HEAD.size if reader in TRUNKS else 5
+    while len(data) - at >= head:
+        kind, line, size = _HEAD.unpack_from(data, at) if reader in TRUNKS else (data[at + 4], 0, 0)
+        if reader not in TRUNKS:
+            size = max(0, int.from_bytes(data[at : at + 4], "big") - 1)
+        yield kind, line, data[at + head : at + head + size]
+        at += head + size
+
+
+def accident(data: bytes, draw: Random) -> bytes:
+    out = bytearray(data)
+    for _ in range(draw.choice((1, 1, 2, 4))):
+        at = draw.randrange(len(out) + 1)
+        size = draw.choice((1, 1, 2, 4, 8))
+        token = draw.choice(_NUMBERS if draw.random() < 0.7 else _TEXTS)
+        match draw.randrange(5):
+            case 0:
+                out[at : at + 1] = bytes([draw.randrange(256)])
+            case 1:
+                out[at:at] = token
+            case 2:
+                out[at : at + len(token)] = token
+            case 3:
+                del out[at : at + size]
+            case _:
+                out[at:at] = out[at : at + size * 4]
+    return bytes(out)

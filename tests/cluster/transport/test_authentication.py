@@ -1,0 +1,268 @@
+"""Links between nodes are for nodes: whoever cannot prove the cluster secret gets no line."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import trustme
+
+from sluice.cluster.transport.link_authentication import (
+    ACCEPTOR,
+    CALLER,
+    NONCE_BYTES,
+    LinkCall,
+    LinkKey,
+    NotProved,
+    check_caller,
+    names_host,
+    prove_as_caller,
+)
+from sluice.cluster.transport.peer_links import METHOD
+from sluice.cluster.transport.link_stream import LinkOptions, LinkTls, open_channel
+from sluice.units import Address
+from tests.cluster.kit import SECRET, LinkedNode, until
+from tests.cluster.transport.test_peer_link import Pair, make_pair, tls_of
+
+CALL = LinkCall("sluice", "first-1", "second-1")
+KEY = LinkKey(SECRET, "sluice")
+OTHER = LinkKey("the secret of another cluster", "sluice")
+
+
+class Wire:
+    """What two ends of a handshake say to each other, in memory; `said` remembers it."""
+
+    def __init__(self) -> None:
+        self.to_acceptor: asyncio.Queue[Any] = asyncio.Queue()
+        self.to_caller: asyncio.Queue[Any] = asyncio.Queue()
+        self.said: list[bytes] = []
+
+    async def caller_writes(self, message: bytes) -> None:
+        self.said.append(message)
+        await self.to_acceptor.put(message)
+
+    async def acceptor_writes(self, message: bytes) -> None:
+        self.said.append(message)
+        await self.to_caller.put(message)
+
+
+async def shake_hands(
+    caller_key: LinkKey, acceptor_key: LinkKey, caller_call: LinkCall = CALL, acceptor_call: LinkCall = CALL
+) -> tuple[list[bytes], list[BaseException | None]]:
+    """What was said, and how it ended at the caller and at the acceptor."""
+    wire = Wire()
+    caller = prove_as_caller(caller_key, caller_call, wire.to_caller.get, wire.caller_writes)
+    acceptor = asyncio.create_task(
+        check_caller(acceptor_key, acceptor_call, wire.to_acceptor.get, wire.acceptor_writes)
+    )
+    acceptor.add_done_callback(lambda done: wire.to_caller.put_nowait(None))  # the end of the stream
+    return wire.said, list(await asyncio.gather(caller, acceptor, return_exceptions=True))
+
+
+async def test_two_nodes_with_one_secret_prove_it_without_saying_it() -> None:
+    said, faults = await shake_hands(KEY, KEY)
+    assert faults == [None, None]
+    assert SECRET.encode() not in b"".join(said)
+    assert len(set(said)) == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "call"),
+    [
+        (OTHER, CALL),
+        (KEY, LinkCall("another", "first-1", "second-1")),
+        (KEY, LinkCall("sluice", "third-1", "second-1")),
+        (KEY, LinkCall("sluice", "first-1", "third-1")),
+    ],
+    ids=["secret", "cluster", "caller", "acceptor"],
+)
+async def test_a_proof_of_anything_else_is_refused_and_not_answered(key: LinkKey, call: LinkCall) -> None:
+    said, faults = await shake_hands(key, KEY, call)
+    assert [type(fault) for fault in faults] == [NotProved, NotProved]
+    assert len(said) == 2, "the acceptor has proved itself to a stranger"
+
+
+async def test_an_acceptor_without_the_secret_is_found_out() -> None:
+    """One that sends random bytes, the caller's own proof, or nothing."""
+    for answer in ("random", "mirror", "end"):
+        wire = Wire()
+        proving = asyncio.create_task(prove_as_caller(KEY, CALL, wire.to_caller.get, wire.caller_writes))
+        await wire.to_caller.put(b"c" * NONCE_BYTES)
+        told = await wire.to_acceptor.get()
+        proof = told[NONCE_BYTES:]
+        await wire.to_caller.put({"random": b"x" * len(proof), "mirror": proof, "end": None}[answer])
+        with pytest.raises(NotProved):
+            await proving
+
+
+def test_a_key_is_known_by_its_fingerprint_and_depends_on_the_name_of_the_cluster() -> None:
+    assert KEY.fingerprint == LinkKey(SECRET, "sluice").fingerprint
+    assert len({KEY.fingerprint, OTHER.fingerprint, LinkKey(SECRET, "test").fingerprint}) == 3
+    assert KEY.proof(CALLER, CALL, b"a", b"b") != KEY.proof(ACCEPTOR, CALL, b"a", b"b")
+    assert KEY.proof(CALLER, CALL, b"ab", b"c") != KEY.proof(CALLER, CALL, b"a", b"bc")
+
+
+@pytest.mark.parametrize(
+    ("names", "host", "is_it"),
+    [
+        (["one.example.org"], "One.Example.org", True),
+        (["one.example.org", "10.0.0.1"], "10.0.0.1", True),
+        (["::1"], "[0:0:0:0:0:0:0:1]", True),
+        (["*.example.org"], "one.example.org", True),
+        (["*.example.org"], "a.one.example.org", False),
+        (["*.example.org"], "example.org", False),
+        (["*.org"], "example.org", False),
+        (["*"], "one", False),
+        (["device-7"], "one.example.org", False),
+        ([], "one.example.org", False),
+        (["10.0.0.11"], "10.0.0.1", False),
+    ],
+)
+def test_a_certificate_is_of_the_hosts_that_it_names(names: list[str], host: str, is_it: bool) -> None:
+    assert names_host(names, host) is is_it
+
+
+# ---- over real streams
+
+
+async def refused_line(pair: Pair) -> None:
+    end = pair.dial()
+    await until(lambda: end.lost)
+    assert end.transport is None and pair.second.greetings == []
+
+
+@asynccontextmanager
+async def talk_to(node: LinkedNode, caller: str) -> AsyncIterator[Any]:
+    """A stream to a node as a program makes it that says it is `caller`."""
+    channel = open_channel(str(node.lines.address), LinkOptions(Address("127.0.0.1", 0)))
+    metadata = (("sluice-cluster", "sluice"), ("sluice-from", caller), ("sluice-to", node.id))
+    call = channel.stream_stream(METHOD)(metadata=metadata)
+    try:
+        yield call
+    finally:
+        call.cancel()
+        await channel.close()
+
+
+async def read_all(call: Any) -> None:
+    async with asyncio.timeout(10):  # a call that is taken does not end
+        while await call.read() is not grpc.aio.EOF:
+            pass
+
+
+async def refusal_of(call: Any) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await read_all(call)
+    assert refused.value.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAVAILABLE)
+    return str(refused.value.details())
+
+
+async def test_a_node_with_another_secret_gets_no_line_and_both_logs_say_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async for pair in make_pair(None, None, "a secret that nobody else has"):
+        await refused_line(pair)
+        await until(lambda: {"link refused", "link not established"} <= set(caplog.messages))
+    (refused,) = {one.__dict__["reason"] for one in caplog.records if one.msg == "link refused"}
+    assert "does not know the cluster secret. Give every node the same cluster.secret" in refused
+    assert {one.__dict__["node"] for one in caplog.records if one.msg == "link refused"} == {
+        "first-1",
+        "second-1",
+    }
+
+
+async def test_each_link_that_is_accepted_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async for pair in make_pair(None, None):
+        await pair.line()
+    told = [one.__dict__ for one in caplog.records if one.msg == "link accepted"]
+    assert {one["node"] for one in told} == {"first-1", "second-1"}
+    assert all("127.0.0.1" in one["address"] for one in told)
+
+
+async def test_a_proof_that_was_recorded_is_refused_when_it_is_sent_again() -> None:
+    async for pair in make_pair(None, None):
+        wire = Wire()
+        async with talk_to(pair.second, pair.first.id) as call:
+            proving = asyncio.create_task(prove_as_caller(KEY, CALL, call.read, wire.caller_writes))
+            recorded = await wire.to_acceptor.get()
+            await call.write(recorded)
+            await proving  # it was a right one
+        async with talk_to(pair.second, pair.first.id) as call:
+            await call.read()
+            await call.write(recorded)
+            assert "does not know the cluster secret" in await refusal_of(call)
+
+
+async def test_a_caller_that_is_not_registered_is_refused_though_it_knows_the_secret(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async for pair in make_pair(None, None):
+        async with talk_to(pair.second, "stranger-1") as call:
+            await prove_as_caller(KEY, LinkCall("sluice", "stranger-1", "second-1"), call.read, call.write)
+            assert "not a registered node" in await refusal_of(call)
+    assert any(one.__dict__.get("node") == "stranger-1" for one in caplog.records)
+
+
+async def test_a_caller_is_waited_for_whose_registration_is_heard_of_a_moment_later() -> None:
+    second = await LinkedNode("second", {}).open()
+    first = await LinkedNode("first", {}).open()
+    try:
+        second.lines.meet({second.id: second.info()})
+        async with talk_to(second, first.id) as call:
+            await prove_as_caller(KEY, CALL, call.read, call.write)
+            second.lines.meet({second.id: second.info(), first.id: first.info()})
+            assert await call.read() is not grpc.aio.EOF  # a sign of life
+    finally:
+        await first.lines.close()
+        await second.lines.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"x", b"x" * 64, b"x" * 1_000_000])
+async def test_whoever_sends_something_else_than_a_proof_is_refused(sent: bytes) -> None:
+    async for pair in make_pair(None, None):
+        async with talk_to(pair.second, pair.first.id) as call:
+            await call.write(sent)
+            assert await refusal_of(call)
+        await pair.line()
+
+
+async def test_callers_that_hang_up_during_the_handshake_leave_nothing_behind(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async for pair in make_pair(None, None):
+        for reads in (0, 1):
+            async with talk_to(pair.second, pair.first.id) as call:
+                for _ in range(reads):
+                    await call.read()
+        async with talk_to(pair.second, pair.first.id) as call:
+            await call.done_writing()
+            assert await refusal_of(call)
+        await pair.line()
+        assert len(pair.second.lines._taken) == 1
+    assert "Traceback" not in caplog.text
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.mark.parametrize("name", ["device-7.example.org", "127.0.0.2"])
+async def test_a_certificate_of_the_same_authority_with_another_name_is_no_node(
+    authority: trustme.CA, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    issued = authority.issue_cert(name)
+    chain = b"".join(one.bytes() for one in issued.cert_chain_pems)
+    device = LinkTls(chain, issued.private_key_pem.bytes(), authority.cert_pem.bytes())
+    async for pair in make_pair(device, tls_of(authority, authority)):
+        await refused_line(pair)
+        await until(lambda: "link refused" in caplog.messages)
+    reasons = [one.__dict__["reason"] for one in caplog.records if one.msg == "link refused"]
+    assert all("no subject alternative name 127.0.0.1" in reason for reason in reasons)

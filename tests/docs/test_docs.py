@@ -1,0 +1,124 @@
+"""What the documentation shows is run: the README's commands and program, those of the guides, the made pages."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.broker_process import Broker, StartBroker, same_build
+from tests.support.doc_pages import PAGES, ROOT, QuickCli, Shell, blocks, commands
+from tests.support.redis_process import RedisProcess
+from tests.support.external_programs import need_program
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuickCli]:
+    running = QuickCli(tmp_path_factory.mktemp("cli"))
+    yield running
+    running.stop()
+
+
+def test_the_commands_of_the_page_of_the_redis_store_do_what_they_say(
+    broker: Broker, start_broker: StartBroker, quick: QuickCli, tmp_path: Path
+) -> None:
+    """The first starts a broker on the Redis, the others speak to one that runs."""
+    redis = RedisProcess(tmp_path / "redis").start()
+    try:
+        page = tmp_path / "page"
+        page.mkdir()
+        shell = Shell(page, broker, quick)
+        shell.add("redis-cli", f'exec "{need_program("redis-cli")}" -p {redis.port} "$@"')
+        [first, *others] = [
+            (script.replace("redis://127.0.0.1:6379", redis.url), output)
+            for script, output in commands("docs/redis.md")
+        ]
+        shell.do("sh run", *first)
+        on_redis = start_broker(flags=("--store", redis.url))
+        shell.turn_to(on_redis)
+        for script, output in others:
+            shell.do("sh run", script, output)
+        on_redis.stop()
+    finally:
+        redis.stop()
+
+
+def test_a_backup_as_the_page_of_reliability_makes_it_is_whole(
+    start_broker: StartBroker, quick: QuickCli, tmp_path: Path
+) -> None:
+    broker = start_broker()
+    shell = Shell(tmp_path, broker, quick)
+    publish = "for nth in 1 2 3; do sluice publish tasks job --id $nth; done"
+    shell.do("sh run", publish, "")
+    broker.stop()
+    (broker.folder / "data").rename(tmp_path / "sluice-data")
+    for script, output in commands("docs/reliability.md"):
+        shell.do("sh run", script, output)
+
+
+def test_every_use_case_shows_a_program_that_is_there() -> None:
+    pages = [page for page in PAGES if "use-cases" in page]
+    assert len(pages) == 7
+    assert [page for page in pages if "../../examples/" not in (ROOT / page).read_text("utf-8")] == []
+
+
+def test_the_page_of_the_configuration_is_up_to_date() -> None:
+    made = subprocess.run(
+        [sys.executable, "scripts/configuration_page.py"],
+        cwd=ROOT,
+        env=same_build(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert made.returncode == 0, made.stderr
+    assert (ROOT / "docs/configuration.md").read_text("utf-8") == made.stdout, "run scripts/make-docs"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_between_pages_lead_somewhere(page: str) -> None:
+    text = re.sub(r"<!--.*?-->", "", (ROOT / page).read_text("utf-8"), flags=re.DOTALL)
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    missing = [link for link in links if not ((ROOT / page).parent / link).exists()]
+    assert missing == []
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link into a page may name: its headings, as the sites that show these pages spell them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_into_pages_lead_to_a_heading(page: str) -> None:
+    here = ROOT / page
+    links = re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", here.read_text("utf-8"))
+    wanted = [(link, anchor) for link, anchor in links if not link or link.endswith(".md")]
+    missing = [
+        f"{link}#{anchor}"
+        for link, anchor in wanted
+        if anchor not in anchors(here.parent / link if link else here)
+    ]
+    assert missing == []
+
+
+def test_the_paths_of_the_architecture_name_functions_that_are_there() -> None:
+    paths = [text for info, text in blocks("ARCHITECTURE.md") if info == "text path"]
+    steps = re.findall(
+        r"\b((?:access|admin|broker|cluster|queues|store|wire)(?:/\w+)+)\.(\w+)", "\n".join(paths)
+    )
+    assert len(steps) > 40
+    sources = ROOT / "src/sluice"
+    missing = [
+        f"{module}.{name}"
+        for module, name in steps
+        if not re.search(
+            rf"^ *(?:async )?def {name}\b", (sources / f"{module}.py").read_text("utf-8"), re.MULTILINE
+        )
+    ]
+    assert missing == []

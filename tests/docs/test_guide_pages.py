@@ -1,0 +1,299 @@
+"""The pages that show a newcomer round are walked through as they stand: every command and program on them runs, in
+order, and says what the page says. Whatever else the pages show of the command line, the command line takes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+import typer
+
+from sluice.cli import app
+from sluice.config.settings import Settings
+from sluice.config_types import Section
+from sluice.queues.log import snapshot
+from sluice.store.embedded import layout
+from tests.support.broker_process import Broker
+from tests.support.doc_pages import FILE, PAGES, ROOT, QuickCli, Shell, blocks, steps
+from tests.support.external_programs import need_program
+
+WEBHOOKS = '[webhooks]\nallow = ["127.0.0.0/8"]\n'
+# A failed job waits for as long as it takes a busy machine to ask about it.
+PATIENCE = '[[queues.templates]]\nmatch = "tasks"\nconfig = { retry_policy = { initial_backoff = "5m" } }\n'
+# The configuration of the broker that a page has for itself; the others share one, and have queues of their own.
+ALONE = {
+    "README.md": PATIENCE,
+    "docs/cli.md": "",
+    "docs/client.md": "",
+    "docs/compacted.md": "",
+    "docs/getting-started.md": "",
+    "docs/queues.md": "",
+}
+WALKED = (
+    *ALONE,
+    "docs/concepts.md",
+    "docs/migrating.md",
+    "docs/operations.md",
+    "docs/performance.md",
+    "docs/security.md",
+    "docs/troubleshooting.md",
+    "docs/upgrading.md",
+    *(page for page in PAGES if "use-cases" in page),
+)
+# Walked through by test_docs.py, or by the tests of the room that they tell of.
+WALKED_ELSEWHERE = {
+    "docs/bulk.md": "tests/bulk/test_docs_page.py",
+    "docs/cluster.md": "tests/cluster/real_nodes/test_docs_page.py",
+    "docs/grpc.md": "tests/admin/grpc/test_docs_page.py",
+    "docs/metrics.md": "tests/admin/metrics/test_docs_page.py",
+    "docs/pipelines.md": "tests/spark/pipelines/test_docs_page.py",
+    "docs/redis.md": "tests/docs/test_docs.py",
+    "docs/reliability.md": "tests/docs/test_docs.py",
+    "docs/rest.md": "tests/admin/rest/test_docs_page.py",
+    "docs/spark.md": "tests/spark/source/test_docs_page.py",
+}
+MODULE = """
+from sluice.worker import Worker
+
+app = Worker(name="{name}")
+
+@app.task("{queue}")
+def work(job: str) -> None: ...
+"""
+# What a reader of the page has already.
+PREPARED = {
+    "docs/cli.md": {
+        "thumb.json": '{"partitions": 2}',
+        "job.json": '{"order": 17}',
+        "access.log": "GET /\nGET /cats\n",
+        "rules.toml": '[[rule]]\nallow = ["connect", "queue-publish"]\nqueues = ["#"]\n',
+        "images.py": MODULE.format(name="resizers", queue="images/new"),
+        "shop/jobs.py": MODULE.format(name="shop", queue="orders"),
+    },
+}
+PROGRAMS = (
+    *(
+        "sluice",
+        "python3?",
+        r"\.venv/\S+",
+        r"scripts/\S+",
+        r"bench/\S+",
+        "pip",
+        "apt-get",
+        "docker",
+        "systemctl",
+    ),
+    *(
+        "journalctl",
+        "curl",
+        r"mosquitto_\w+",
+        "redis-cli",
+        r"spark-\w+",
+        "cat",
+        "cp",
+        "kill",
+        "export",
+        "install",
+    ),
+)
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+COMMAND: Any = typer.main.get_command(app)
+STEPS = [(page, *step) for page in WALKED for step in steps(page)]
+
+
+class Walk:
+    """A shell for each page: what one step leaves behind, the next one finds. Brokers start with their first page."""
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self._folders = folders
+        self._quick = QuickCli(folders.mktemp("cli"))
+        self._brokers: dict[str, Broker] = {}
+        self._shells: dict[str, Shell] = {}
+
+    def shell(self, page: str) -> Shell:
+        if page not in self._shells:
+            house = page if page in ALONE else ""
+            if house not in self._brokers:
+                config = ALONE.get(page, WEBHOOKS)
+                self._brokers[house] = Broker(self._folders.mktemp("broker"), config, (), {})
+            shell = Shell(self._folders.mktemp(Path(page).stem), self._brokers[house], self._quick)
+            prepare(shell, page)
+            self._shells[page] = shell
+        return self._shells[page]
+
+    def end(self) -> None:
+        self._quick.stop()
+        for broker in self._brokers.values():
+            broker.stop()
+            assert "Traceback" not in broker.log_text()
+
+
+def prepare(shell: Shell, page: str) -> None:
+    for name, text in PREPARED.get(page, {}).items():
+        (shell.folder / name).parent.mkdir(exist_ok=True)
+        (shell.folder / name).write_text(text)
+    if page == "docs/performance.md" and not shutil.which("mosquitto", path=shell.environ["PATH"]):
+        need_program("mosquitto")
+    if page == "docs/security.md":
+        certificate = trustme.CA().issue_cert("localhost")
+        certificate.private_key_pem.write_to_path(str(shell.folder / "key.pem"))
+        certificate.cert_chain_pems[0].write_to_path(str(shell.folder / "chain.pem"))
+    if page == "docs/upgrading.md":  # what is upgraded was installed
+        (shell.root / "var/lib/sluice").mkdir()
+        for info, text, _ in steps("docs/operations.md"):
+            if "/opt/sluice" in text:
+                shell.do(info, text, "")
+
+
+@pytest.fixture(scope="module")
+def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
+    need_program("mosquitto_pub")
+    walk = Walk(tmp_path_factory)
+    yield walk
+    walk.end()
+
+
+@pytest.mark.parametrize(
+    ("page", "info", "text", "output"),
+    STEPS,
+    ids=[f"{Path(page).stem}-{nth}" for nth, (page, *_) in enumerate(STEPS)],
+)
+def test_a_step_of_a_page_does_what_it_says(page: str, info: str, text: str, output: str, walk: Walk) -> None:
+    walk.shell(page).do(info, text, output)
+
+
+def test_what_a_reader_can_copy_is_run() -> None:
+    """A block of commands or a program that no test runs fails here. What is neither has another name."""
+    pages = [page for page in PAGES if page == "README.md" or page.startswith("docs/")]
+    for page in pages:
+        kinds = [info for info, _ in blocks(page)]
+        done = [kind for kind in kinds if kind in ("sh run", "python run") or FILE.fullmatch(kind)]
+        loose = [kind for kind in kinds if kind.split()[:1] in ([], ["sh"], ["python"]) and kind not in done]
+        assert not loose, f"{page}: {loose}"
+        assert not done or page in WALKED or page in WALKED_ELSEWHERE, f"{page} is not walked through"
+    for page, test in WALKED_ELSEWHERE.items():
+        assert page in (ROOT / test).read_text("utf-8"), f"{test} does not speak of {page}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page == "README.md" or page.startswith("docs/")])
+def test_commands_stand_in_blocks(page: str) -> None:
+    """An indented line looks like a command to copy, and cannot be marked to be run."""
+    text = FENCED.sub("", (ROOT / page).read_text("utf-8"))
+    assert (
+        re.findall(rf"^(?:    |\$ )(?:\w+=\S+ )*(?:{'|'.join(PROGRAMS)})(?= |$).*", text, re.MULTILINE) == []
+    )
+
+
+class Links(HTMLParser):
+    """What a page of the site leads to and loads, and what can be led to in it."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.ways: list[str] = []
+        self.names: set[str] = set()
+        self.feed(page.read_text("utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("href", "src") and value:
+                self.ways.append(value)
+            elif name == "id" and value:
+                self.names.add(value)
+
+
+def test_the_site_has_all_pages_and_every_way_in_it_leads_somewhere(tmp_path: Path) -> None:
+    made = subprocess.run(
+        [sys.executable, "scripts/site.py", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert made.returncode == 0, made.stderr
+    pages = {page: Links(page) for page in tmp_path.rglob("*.html")}
+    written = {str(page.relative_to(tmp_path).with_suffix(".md")) for page in pages}
+    assert {page for page in PAGES if page.startswith("docs/")} <= written
+    for page, links in pages.items():
+        for way in links.ways:
+            if re.match(r"(https?|mailto):", way):
+                continue
+            place, _, name = way.partition("#")
+            target = (page.parent / place).resolve() if place else page
+            assert target.is_file(), f"{page}: {way}"
+            assert not name or name in pages[target].names, f"{page}: {way}"
+
+
+def test_the_versions_of_what_is_kept_are_those_of_the_code() -> None:
+    page = (ROOT / "docs/upgrading.md").read_text("utf-8")
+    assert f"snapshot file | {layout.VERSION} | {layout.VERSION} |" in page
+    reads = ", ".join(str(version) for version in range(snapshot.OLDEST, snapshot.VERSION + 1))
+    assert f"in the snapshot | {snapshot.VERSION} | {reads} |" in page
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_documents_on_a_page_can_be_read_and_settings_are_such_as_there_are(page: str) -> None:
+    for info, text in blocks(page):
+        kind = info.partition(" ")[0]
+        if kind == "json":
+            json.loads(text)
+        elif kind == "toml" and not info.endswith("rules.toml"):
+            unknown_keys(tomllib.loads(text), Settings)
+
+
+def unknown_keys(told: dict[str, Any], section: type[Section]) -> None:
+    for name, value in told.items():
+        assert name in section.model_fields, f"{section.__name__} has no {name}"
+        inner = section.model_fields[name].annotation
+        if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Section):
+            unknown_keys(value, inner)
+
+
+# ---- commands in the text and in tables
+
+
+def shown() -> Iterator[tuple[str, str]]:
+    """Each line of a page that begins with `sluice`, in a block or indented like one; continued lines joined."""
+    for page in PAGES:
+        text = (ROOT / page).read_text("utf-8").replace("\\\n", " ")
+        for line in re.findall(r"^(?:    |\$ |)(sluice .*)$", text, re.MULTILINE):
+            if not re.match(r"sluice(: | \d|\S* ready)", line):
+                yield page, line
+
+
+def fault_of(line: str) -> str:
+    """Why the command line would not take it, or nothing. Its own words alone are looked at, up to a pipe."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    lexer.commenters = "#"
+    words: list[str] = []
+    for word in lexer:
+        if set(word) <= set("|&;<>()"):
+            break
+        words.append(word)
+    command, words = COMMAND, words[1:]
+    while below := getattr(command, "commands", None):
+        if not words or words[0].startswith("-"):
+            return ""
+        if words[0] not in below:
+            return f"there is no command {words[0]}"
+        command, words = below[words[0]], words[1:]
+    known = {flag for one in command.params for flag in [*one.opts, *one.secondary_opts]}
+    flags = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+    return ", ".join(sorted(flags - known - {"--help", "-h"}))
+
+
+def test_every_command_that_a_page_shows_is_one_that_there_is() -> None:
+    lines = list(shown())
+    assert len(lines) > 80
+    assert [(page, line, fault) for page, line in lines if (fault := fault_of(line))] == []

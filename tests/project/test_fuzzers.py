@@ -1,0 +1,27 @@
+"""The fuzzers run, and find nothing in a few inputs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.broker_process import same_build
+
+FUZZERS = Path(__file__).parent.parent / "fuzz"
+
+
+@pytest.mark.parametrize("name", ["fuzz_arrow.py", "fuzz_config.py"])
+def test_a_fuzzer_runs_and_finds_nothing(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(FUZZERS / name), "--inputs", "300", "--seed", "7"],
+        env=same_build(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("300 inputs, ")

@@ -1,0 +1,162 @@
+"""What is given to others: the sdist, the wheel made from it, and the container file. `scripts/package` goes further:
+it compiles, installs into a fresh environment and puts what it finds there to work."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.broker_process import same_build
+
+ROOT = Path(__file__).parent.parent
+CONTAINER = ROOT / "packaging/Containerfile"
+
+MAKE = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
+
+
+def make(what: str, source: Path, into: Path) -> Path:
+    """The one file that a hook of the build puts into a folder, with nothing compiled."""
+    into.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", MAKE, what, str(into)],
+        cwd=source,
+        env={**os.environ, "SLUICE_PURE": "1", "PYTHONWARNINGS": "default"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    [made] = into.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made from a copy of what is in git: a build leaves its traces where it runs."""
+    folder = tmp_path_factory.mktemp("sdist")
+    told = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in told.stdout.splitlines():
+        if name.startswith(("tests/", "bench/")) or not (ROOT / name).is_file():
+            continue
+        copy = folder / "tree" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, copy)
+    return make("build_sdist", folder / "tree", folder / "dist")
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    [unpacked] = folder.iterdir()
+    return make("build_wheel", unpacked, folder / "dist")
+
+
+def test_a_wheel_made_from_the_sdist_has_every_file_of_the_package_and_no_other(wheel: Path) -> None:
+    assert wheel.name.endswith("-py3-none-any.whl")
+    judged = subprocess.run(
+        [sys.executable, "scripts/check_package.py", str(wheel)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert (judged.returncode, judged.stderr) == (0, "")
+
+
+def test_the_judge_of_wheels_misses_what_is_missing(wheel: Path, tmp_path: Path) -> None:
+    poor = tmp_path / wheel.name
+    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(poor, "w") as less:
+        for name in whole.namelist():
+            if not name.endswith(("console/index.html", "py.typed")):
+                less.writestr(name, whole.read(name))
+    judged = subprocess.run(
+        [sys.executable, "scripts/check_package.py", str(poor)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert judged.returncode == 1
+    assert "missing: sluice/admin/console/index.html" in judged.stderr
+    assert "missing: sluice/py.typed" in judged.stderr
+
+
+def test_the_sdist_carries_the_pages_and_what_it_is_run_with(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for name in ("CHANGELOG.md", "docs/queues.md", "packaging/sluice.service", "packaging/Containerfile"):
+        assert name in names
+    assert not any(name.startswith(("tests", "bench")) for name in names)
+
+
+# ---- the container file, which is read here and built elsewhere
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Each instruction of the container file with its argument, continued lines joined."""
+    text = re.sub(r"^\s*#.*\n", "", CONTAINER.read_text("utf-8"), flags=re.MULTILINE)
+    lines = re.sub(r"\\\n\s*", " ", text).splitlines()
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines) if word]
+
+
+def last_stage() -> dict[str, str]:
+    """The instructions of the image itself, as opposed to what it is built with; of each the last one."""
+    told = instructions()
+    start = max(place for place, (word, _) in enumerate(told) if word == "FROM")
+    return dict(told[start:])
+
+
+def test_the_image_is_built_in_one_stage_and_runs_in_another_without_a_compiler() -> None:
+    bases = [rest for word, rest in instructions() if word == "FROM"]
+    assert len(bases) == 2
+    assert all(re.fullmatch(r"python:3\.\d+-slim-\w+( AS \w+)?", base) for base in bases)
+    assert last_stage()["COPY"] == "--from=build /opt/sluice /opt/sluice"
+    assert "gcc" not in last_stage()["RUN"]
+
+
+def test_the_image_is_not_root_keeps_its_data_outside_and_tells_its_health() -> None:
+    image = last_stage()
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", image["USER"])
+    assert json.loads(image["ENTRYPOINT"])[-1].startswith(image["VOLUME"])
+    assert "http://127.0.0.1:8080/healthz" in image["HEALTHCHECK"]
+    assert "0.0.0.0:8080" in json.loads(image["CMD"])
+
+
+def test_the_image_is_built_from_files_that_are_there_and_not_ignored() -> None:
+    kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    for word, rest in instructions():
+        if word == "COPY" and not rest.startswith("--from"):
+            for name in rest.split()[:-1]:
+                assert (ROOT / name).exists() and name in kept, name
+
+
+def test_an_image_without_users_refuses_to_start_and_tells_how_to_make_one(tmp_path: Path) -> None:
+    image = last_stage()
+    command = json.loads(image["ENTRYPOINT"])[1:] + json.loads(image["CMD"])
+    done = subprocess.run(
+        [sys.executable, "-m", "sluice", *command],
+        cwd=tmp_path,
+        env=same_build(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "sluice user add NAME" in done.stderr

@@ -1,0 +1,312 @@
+"""Bodies on disk: read back when the cache has none, compressed, damaged, moved by compaction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sluice.queues.model.message_columns import Block
+from sluice.queues.bodies.codec import ZstdCodec
+from sluice.queues.commit_loop import ROOM_BYTES
+from tests.queues.conftest import MakeEngine
+from tests.queues.kit import EmbeddedKeeper, EngineUnderTest, Keeper, MemoryKeeper
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1, 5_000, 1 << 20])
+def test_a_backlog_larger_than_the_cache_is_read_back_in_order(make: MakeEngine, cache_bytes: int) -> None:
+    engine = make(cache_bytes=cache_bytes)
+    for number in range(300):
+        engine.send(b"%d:" % number + b"x" * 100)
+    got = engine.worker(prefetch=10).ack_all()
+    assert [int(payload.split(b":")[0]) for payload in got] == list(range(300))
+    assert engine.engine.young.bytes <= cache_bytes
+
+
+def test_a_backlog_is_read_once_however_small_the_cache(make: MakeEngine) -> None:
+    engine = make(partitions=10, cache_bytes=1 << 20, max_depth=10_000)
+    engine.group()
+    for number in range(4000):
+        engine.send(b"%d" % number + b"x" * 1000, key=b"k%d" % (number * 7919 % 256))
+    workers = [engine.worker(prefetch=20) for _ in range(4)]
+    done = 0
+    while done < 4000:
+        for worker in workers:
+            for delivery in worker.lease_all():
+                worker.ack(delivery)
+                done += 1
+        engine.settle_down()
+    asked = sum(len(addresses) for addresses in engine.store.reads)
+    assert asked < 4400, "a few are pushed out again"
+    assert engine.engine.young.bytes == engine.engine.young.ahead_bytes == 0
+
+
+def test_a_backlog_of_few_keys_is_read_in_one_pass_by_all_partitions(make: MakeEngine) -> None:
+    """Most of it is parked behind its keys: what is read ahead is what is wanted next, and not what is fresh."""
+    engine = make(partitions=10, cache_bytes=4 << 20, max_depth=10_000)
+    engine.group()
+    for number in range(6_000):
+        engine.send(b"%d" % number + b"x" * 1000, key=b"k%d" % (number * 7919 % 64))
+    worker = engine.worker(prefetch=100)
+    done = 0
+    while done < 6_000:
+        for delivery in worker.lease_all():
+            worker.ack(delivery)
+            done += 1
+        engine.settle_down()
+    asked = [address for addresses in engine.store.reads for address in addresses]
+    assert len(asked) < 6_600, "a few are pushed out again"
+    passes = sum(max(addresses) - min(addresses) for addresses in engine.store.reads)
+    assert passes < 2 * (max(asked) - min(asked)), "one pass serves all partitions"
+
+
+def test_bodies_that_were_read_ahead_leave_with_their_consumer(make: MakeEngine) -> None:
+    engine = make(max_depth=10_000)
+    engine.group()
+    for number in range(500):
+        engine.send(b"%d" % number + b"x" * 100)
+    worker = engine.worker(prefetch=10)
+    assert engine.engine.young.ahead_bytes > 0
+    worker.leave()
+    engine.settle_down()
+    assert engine.engine.young.ahead_bytes == 0
+    assert len(engine.worker().ack_all()) == 500
+
+
+def test_a_consumer_that_keeps_up_never_causes_a_read(engine: EngineUnderTest) -> None:
+    worker = engine.worker()
+    for number in range(200):
+        engine.publish(b"%d" % number)
+        worker.ack(worker.lease())
+    assert engine.store.reads == [] and engine.engine.young.bytes == 0
+
+
+def test_the_cache_does_not_remember_partitions_that_hold_nothing(engine: EngineUnderTest) -> None:
+    worker = engine.worker()
+    for number in range(200):
+        engine.publish(b"%d" % number)
+        worker.ack(worker.lease())
+    assert len(engine.engine.young._holders) <= 1
+
+
+def test_a_damaged_message_is_reported_and_given_up() -> None:
+    keeper = MemoryKeeper()
+    engine = EngineUnderTest(keeper)
+    engine.group()
+    for number in range(3):
+        engine.publish(b"%d" % number, key=b"k")
+    assert keeper.store is not None
+    keeper.store.damage(int(engine.queue().partitions[0].address(1)))
+    assert engine.worker().ack_all() == [b"0", b"2"]
+    assert any("damaged" in warning and "tasks" in warning for warning in engine.warnings)
+    assert engine.ledger().purged == 1 and engine.depth() == 0
+    engine.verify()
+
+
+def test_a_damaged_message_cannot_be_buried_and_is_given_up_too() -> None:
+    keeper = MemoryKeeper()
+    engine = EngineUnderTest(keeper, message_ttl=60.0, expired_to_dlq=True)
+    engine.group()
+    engine.publish(b"1")
+    assert keeper.store is not None
+    keeper.store.damage(int(engine.queue().partitions[0].address(0)))
+    engine.advance(seconds=61)
+    assert engine.depth() == 0 and engine.dead_letters() == [] and len(engine.warnings) == 1
+
+
+def test_payloads_are_compressed_where_the_queue_says_so(make: MakeEngine) -> None:
+    engine = make(compress=True)
+    text = b"all work and no play makes jack a dull boy\n" * 100
+    noise = bytes((number * 7919 >> 3) & 0xFF for number in range(300))
+    engine.group()
+    engine.publish(text)
+    engine.publish(b"short")
+    engine.publish(noise)
+    assert engine.engine.queues["tasks"].bytes < len(text) // 4
+    engine.crash_and_restart()
+    assert engine.worker().ack_all() == [text, b"short", noise]
+
+
+def test_what_was_not_compressed_cannot_be_decompressed() -> None:
+    codec = ZstdCodec()
+    assert codec.decompress(codec.compress(b"abc" * 100)) == b"abc" * 100
+    with pytest.raises(ValueError):  # noqa: PT011 - the words are the library's
+        codec.decompress(b"no such thing")
+
+
+@pytest.fixture(params=["memory", "embedded"])
+def small(request: pytest.FixtureRequest, tmp_path: Path) -> Keeper:
+    """A store with segments of a few kilobytes."""
+    if request.param == "memory":
+        return MemoryKeeper(4000, 4000)
+    return EmbeddedKeeper(tmp_path / "store", 4000, 4000)
+
+
+def test_segments_are_given_back_as_messages_are_settled(small: Keeper) -> None:
+    engine = EngineUnderTest(small)
+    worker = engine.worker()
+    for number in range(500):
+        engine.publish(b"%d" % number + b"x" * 100)
+        worker.ack_all()
+    assert len(engine.store.segment_sizes()) < 5
+    engine.crash_and_restart()
+    assert engine.depth() == 0 and engine.ledger().acked == 500
+    engine.verify()
+    engine.runner.close()
+
+
+@pytest.mark.parametrize(("size", "longer"), [(0, 0.0), (ROOM_BYTES - 1, 0.0), (3 * ROOM_BYTES, 3.0)])
+def test_an_empty_segment_waits_longer_where_a_snapshot_is_large(
+    small: Keeper, size: int, longer: float
+) -> None:
+    """It is given back with one, and one that takes long is not written every second."""
+    engine = EngineUnderTest(small)
+    worker = engine.worker()
+    for number in range(30):
+        engine.publish(b"%d" % number + b"x" * 500)
+    engine.advance(seconds=10)
+    many = len(engine.store.segment_sizes())
+    engine.runner._snapshot_bytes = size
+    worker.ack_all()
+    engine.advance(seconds=longer + 0.9)
+    assert len(engine.store.segment_sizes()) == many > 3
+    engine.advance(seconds=0.2)
+    assert len(engine.store.segment_sizes()) <= 2
+    engine.runner.close()
+
+
+def test_a_few_old_messages_do_not_pin_their_segments(small: Keeper) -> None:
+    engine = EngineUnderTest(small, message_ttl=0.0)
+    sleeper = engine.worker(group="sleeper", queue="slow")
+    sleeper.is_open = False
+    worker = engine.worker()
+    for number in range(1500):
+        if number % 100 == 0:
+            engine.publish(b"pin %d" % number, queue="slow")
+        engine.publish(b"%d" % number + b"x" * 100)
+        worker.ack_all()
+    sizes = engine.store.segment_sizes()
+    assert sum(sizes.values()) < 30_000, "fifteen small messages, and the newest segments"
+    engine.verify()
+    engine.crash_and_restart()
+    engine.verify()
+    assert engine.worker(group="sleeper", queue="slow").ack_all() == [
+        b"pin %d" % number for number in range(0, 1500, 100)
+    ]
+    engine.runner.close()
+
+
+def test_retention_ends_in_time_for_a_message_that_compaction_has_moved_behind_a_younger_one(
+    small: Keeper,
+) -> None:
+    engine = EngineUnderTest(small, retention=600.0, message_ttl=0.0, delivery_timeout=3600.0)
+    worker = engine.worker()
+    engine.queue("filler", retention=0.0)
+    filler = engine.worker(queue="filler")
+    engine.publish(b"old")
+    for number in range(60):
+        engine.publish(b"%d" % number + b"x" * 100, queue="filler")
+    settled = filler.lease_all()
+    engine.advance(seconds=300)
+    engine.publish(b"young")
+    for number in range(100):
+        engine.publish(b"%d" % number + b"x" * 100, queue="filler")
+    worker.ack_all()
+    for delivery in settled:
+        filler.ack(delivery)
+    engine.advance(seconds=10)
+    engine.restart()
+    partition = engine.queue().partitions[0]
+    assert partition.address(0) > partition.address(1), "compaction has moved the older one"
+    engine.advance(seconds=300)
+    assert (partition.holds(0), partition.holds(1)) == (False, True)
+    engine.runner.close()
+
+
+def test_a_message_that_compaction_has_just_moved_can_be_read(small: Keeper) -> None:
+    engine = EngineUnderTest(small, cache_bytes=0, message_ttl=0.0)
+    engine.publish(b"pin")
+    partition = engine.queue().partitions[0]
+    found: list[bytes | None] = []
+    engine.runner.read([int(partition.address(0))], found.extend)
+    engine.settle_down()
+    data = found[0]
+    assert data is not None and engine.engine.rewrite(data, partition.address(0))
+    worker = engine.worker()
+    assert worker.ack_all() == [b"pin"], "and nobody takes it for damaged meanwhile"
+    assert engine.warnings == []
+    engine.runner.close()
+
+
+def test_everything_survives_snapshots_and_restarts_in_any_number(small: Keeper) -> None:
+    engine = EngineUnderTest(small, partitions=3, retention=0.0)
+    engine.group("a")
+    engine.group("b")
+    for number in range(200):
+        engine.publish(b"%d" % number + b"x" * 50, key=b"k%d" % (number % 7), priority=number % 3)
+        if number % 20 == 0:
+            worker = engine.worker(group="a", prefetch=3)
+            for delivery in worker.lease_all():
+                worker.nack(delivery) if number % 40 else worker.ack(delivery)
+            engine.crash_and_restart()
+            engine.verify()
+    left = engine.ledger("a").waiting + engine.ledger("a").retrying
+    worker = engine.worker(group="a")
+    engine.advance(minutes=5)
+    done = worker.ack_all()
+    engine.advance(minutes=10)
+    done += worker.ack_all()
+    assert len(done) == left
+    assert len(engine.worker(group="b").ack_all()) == 200
+    engine.verify()
+    engine.runner.close()
+
+
+def test_a_stuck_message_does_not_keep_the_columns_of_those_behind_it(engine: EngineUnderTest) -> None:
+    worker = engine.worker(prefetch=600)
+    engine.publish(b"stuck", key=b"s")
+    stuck = worker.lease()
+    for _ in range(10):
+        for number in range(512):
+            engine.send(b"%d" % number)
+        worker.extend(stuck)
+        worker.ack_all()
+    partition = engine.queue().partitions[0]
+    cursor = engine.group().cursors[0]
+    blocks: list[Block] = partition._blocks
+    assert sum(len(block.address) for block in blocks) <= 1024 and cursor.done == set()
+    worker.ack(stuck)
+    assert cursor.floor == 5121 and len(partition._blocks) <= 1
+
+
+def test_a_message_that_expires_before_its_own_frame_is_kept_is_not_taken_for_damaged() -> None:
+    keeper = MemoryKeeper()
+    engine = EngineUnderTest(keeper, expired_to_dlq=True)
+    engine.group()
+    assert keeper.store is not None
+    keeper.store.hold()
+    engine.publish(b"in the frame under way", ttl=1)
+    engine.publish(b"in the frame behind it", ttl=1)
+    engine.advance(seconds=2)
+    keeper.store.release()
+    engine.settle_down()
+    engine.advance(seconds=1)
+    assert engine.dead_letters() == [b"in the frame under way", b"in the frame behind it"]
+    assert engine.warnings == [] and len(engine.author.receipts) == 2
+    engine.verify()
+
+
+def test_a_damaged_message_that_compaction_comes_across_is_reported_and_given_up() -> None:
+    keeper = MemoryKeeper(4000, 4000)
+    engine = EngineUnderTest(keeper, message_ttl=0.0)
+    engine.group()
+    engine.publish(b"pin", queue="slow")
+    assert keeper.store is not None
+    keeper.store.damage(int(engine.queue("slow").partitions[0].address(0)))
+    worker = engine.worker()
+    for number in range(300):
+        engine.publish(b"%d" % number + b"x" * 100)
+        worker.ack_all()
+    assert engine.depth("slow") == 0 and len(engine.warnings) == 1
+    assert len(engine.store.segment_sizes()) < 5
+    engine.verify()

@@ -1,0 +1,361 @@
+"""Compacted queues: the last message of each key, for every group that is there and every one that comes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sluice.errors import InvalidQueueConfig, MissingKey, QueueFull, UnknownDelivery
+from sluice.message import Message
+from sluice.queues.model.message_columns import BLOCK
+from sluice.queues.config import read_config
+from sluice.queues.model.queue_rules import ANY_ORDER, DEAD_LETTER, DROP_OLDEST, PER_KEY, REJECT, STRICT
+from tests.queues.conftest import MakeEngine
+from tests.queues.kit import EngineUnderTest, rules_of
+
+
+@pytest.fixture
+def compacted(make: MakeEngine) -> EngineUnderTest:
+    return make(compacted=True, message_ttl=0.0)
+
+
+def fill(engine: EngineUnderTest, **values: bytes) -> None:
+    for key, value in values.items():
+        engine.publish(value, key=key.encode())
+
+
+def test_a_group_that_comes_late_gets_the_last_message_of_each_key(compacted: EngineUnderTest) -> None:
+    fill(compacted, a=b"1", b=b"2")
+    fill(compacted, a=b"3")
+    assert compacted.worker().ack_all() == [b"2", b"3"]
+    fill(compacted, b=b"4")
+    assert compacted.worker(group="late").ack_all() == [b"3", b"4"]
+    assert compacted.worker(group="later").ack_all() == [b"3", b"4"]
+    assert compacted.depth() == 2
+
+
+def test_a_key_of_any_length_is_known_again_after_a_crash(compacted: EngineUnderTest) -> None:
+    for size in (10, 40_000):
+        for value in (b"1", b"2"):
+            compacted.publish(value, key=b"k" * size)
+    compacted.crash_and_restart()
+    assert compacted.depth() == 2
+    compacted.publish(b"3", key=b"k" * 40_000)
+    assert compacted.worker().ack_all() == [b"2", b"3"]
+
+
+def test_each_group_has_its_own_place(compacted: EngineUnderTest) -> None:
+    red, blue = compacted.worker(group="red"), compacted.worker(group="blue")
+    fill(compacted, a=b"1", b=b"2")
+    assert red.ack_all() == [b"1", b"2"]
+    fill(compacted, a=b"3")
+    assert red.ack_all() == [b"3"]
+    assert blue.ack_all() == [b"2", b"3"]
+
+
+@pytest.mark.parametrize("end", ["stop", "crash"])
+def test_what_a_group_has_settled_does_not_come_again(compacted: EngineUnderTest, end: str) -> None:
+    worker = compacted.worker()
+    fill(compacted, a=b"1", b=b"2", c=b"3")
+    worker.ack(worker.lease())
+    compacted.restart() if end == "stop" else compacted.crash_and_restart()
+    assert compacted.worker().ack_all() == [b"2", b"3"]
+    assert compacted.depth() == 3
+    fill(compacted, b=b"4")
+    assert compacted.depth() == 3
+    assert compacted.worker(group="late").ack_all() == [b"1", b"3", b"4"]
+
+
+@pytest.mark.parametrize("ordering", [ANY_ORDER, PER_KEY, STRICT])
+def test_a_message_that_is_replaced_in_its_consumers_hands_is_gone(make: MakeEngine, ordering: int) -> None:
+    engine = make(compacted=True, ordering=ordering)
+    worker = engine.worker()
+    fill(engine, a=b"1")
+    old = worker.lease()
+    fill(engine, a=b"2")
+    with pytest.raises(UnknownDelivery):
+        worker.ack(old)
+    assert worker.ack_all() == [b"2"]
+    assert worker.held == 0
+    ledger = engine.ledger()
+    assert (ledger.acked, ledger.purged) == (1, 1)
+
+
+def test_a_message_that_waits_for_its_retry_is_replaced_too(compacted: EngineUnderTest) -> None:
+    worker = compacted.worker()
+    fill(compacted, a=b"1")
+    worker.nack(worker.lease())
+    fill(compacted, a=b"2")
+    compacted.advance(minutes=1)
+    assert worker.ack_all() == [b"2"]
+    compacted.crash_and_restart()
+    assert compacted.worker().ack_all() == []
+
+
+def test_a_tombstone_removes_its_key_and_only_groups_that_are_there_hear_of_it(
+    compacted: EngineUnderTest,
+) -> None:
+    red, blue = compacted.worker(group="red"), compacted.worker(group="blue")
+    fill(compacted, a=b"1", b=b"2")
+    assert red.ack_all() == [b"1", b"2"]
+    fill(compacted, a=b"")
+    assert red.ack_all() == [b""]
+    assert compacted.depth() == 2
+    assert compacted.worker(group="late").ack_all() == [b"2"]
+    assert blue.ack_all() == [b"2", b""]
+    assert compacted.depth() == 1
+    compacted.crash_and_restart()
+    assert compacted.depth() == 1
+    assert compacted.worker(group="latest").ack_all() == [b"2"]
+
+
+def test_a_tombstone_without_a_group_removes_its_key_at_once(compacted: EngineUnderTest) -> None:
+    fill(compacted, a=b"1", b=b"2")
+    fill(compacted, a=b"", c=b"")
+    assert compacted.depth() == 1
+    compacted.crash_and_restart()
+    assert compacted.worker().ack_all() == [b"2"]
+
+
+def test_a_tombstone_that_nobody_is_left_to_hear_goes_with_the_last_group(
+    compacted: EngineUnderTest,
+) -> None:
+    group = compacted.group("red")
+    fill(compacted, a=b"1", b=b"2")
+    fill(compacted, a=b"")
+    compacted.engine.drop_group(group)
+    compacted.settle_down()
+    assert compacted.depth() == 1
+    compacted.crash_and_restart()
+    assert compacted.worker().ack_all() == [b"2"]
+
+
+def test_a_group_can_go_back_to_what_is_kept(compacted: EngineUnderTest) -> None:
+    worker = compacted.worker()
+    fill(compacted, a=b"1", b=b"2", c=b"3")
+    fill(compacted, a=b"4")
+    assert worker.ack_all() == [b"2", b"3", b"4"]
+    compacted.seek("earliest")
+    assert worker.ack_all() == [b"2", b"3", b"4"]
+    compacted.seek("2")
+    assert worker.ack_all() == [b"3", b"4"]
+    compacted.seek("latest")
+    assert worker.ack_all() == []
+
+
+def test_a_message_needs_a_key_and_has_no_turn_but_its_own(compacted: EngineUnderTest) -> None:
+    with pytest.raises(MissingKey, match="without a key"):
+        compacted.publish(b"x")
+    with pytest.raises(InvalidQueueConfig, match="neither delays nor priorities"):
+        compacted.publish(b"x", key=b"a", priority=3)
+    with pytest.raises(InvalidQueueConfig, match="neither delays nor priorities"):
+        compacted.publish(b"x", key=b"a", delay=3.0)
+    assert compacted.depth() == 0
+
+
+def test_a_captured_message_goes_by_its_topic(compacted: EngineUnderTest) -> None:
+    queue = compacted.queue()
+    for topic, value in ((b"t/1", b"1"), (b"t/2", b"2"), (b"t/1", b"3")):
+        message = Message(value)
+        message.topic = topic
+        compacted.engine.publish(queue, message, None, 0)
+    assert compacted.worker().ack_all() == [b"2", b"3"]
+
+
+def test_a_full_queue_takes_the_next_message_of_a_key_it_has(make: MakeEngine) -> None:
+    engine = make(compacted=True, max_depth=2)
+    fill(engine, a=b"1", b=b"2")
+    fill(engine, a=b"3")
+    with pytest.raises(QueueFull, match="full at 2 keys") as refusal:
+        fill(engine, c=b"4")
+    assert "empty payload" in refusal.value.do and "consumers" not in refusal.value.do
+    assert engine.worker().ack_all() == [b"2", b"3"]
+    with pytest.raises(QueueFull):
+        fill(engine, c=b"5")
+    engine.reconfigure(overflow=DROP_OLDEST)
+    fill(engine, c=b"6")
+    assert engine.worker(group="late").ack_all() == [b"3", b"6"]
+
+
+@pytest.mark.parametrize("overflow", [REJECT, DROP_OLDEST, DEAD_LETTER])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_tombstone_for_a_key_that_is_not_there_changes_nothing(
+    make: MakeEngine, overflow: int, grouped: bool
+) -> None:
+    engine = make(compacted=True, max_depth=2, overflow=overflow)
+    engine.queue("dlq/tasks", compacted=False)
+    worker = engine.worker() if grouped else None
+    fill(engine, a=b"1", b=b"2")
+    fill(engine, c=b"")
+    assert engine.depth() == 2
+    assert engine.dead_letters() == []
+    if worker is not None:
+        assert worker.ack_all() == [b"1", b"2"]
+        fill(engine, c=b"")
+        assert worker.ack_all() == []
+    engine.crash_and_restart()
+    assert engine.worker(group="late").ack_all() == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("overflow", [REJECT, DROP_OLDEST, DEAD_LETTER])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_full_queue_takes_the_tombstone_of_a_key_it_has_and_pushes_no_other_out(
+    make: MakeEngine, overflow: int, grouped: bool
+) -> None:
+    engine = make(compacted=True, max_depth=2, overflow=overflow)
+    worker = engine.worker() if grouped else None
+    fill(engine, a=b"1", b=b"2")
+    fill(engine, b=b"")
+    fill(engine, b=b"")
+    if worker is not None:
+        assert worker.ack_all() == [b"1", b""]
+    assert engine.depth() == 1
+    assert engine.dead_letters() == []
+    assert engine.worker(group="late").ack_all() == [b"1"]
+
+
+def test_what_every_group_has_settled_goes_when_its_retention_is_over(make: MakeEngine) -> None:
+    engine = make(compacted=True, retention=3600.0)
+    worker = engine.worker()
+    fill(engine, a=b"1", b=b"2")
+    assert worker.ack_all() == [b"1", b"2"]
+    engine.advance(minutes=30)
+    fill(engine, b=b"3")
+    engine.advance(minutes=40)
+    assert engine.depth() == 1
+    engine.crash_and_restart()
+    assert engine.depth() == 1
+    assert engine.worker(group="late").ack_all() == [b"3"]
+
+
+def test_a_key_whose_message_has_expired_can_be_used_again(make: MakeEngine) -> None:
+    engine = make(compacted=True)
+    for round_ in range(200):
+        engine.publish(b"%d" % round_, key=b"%d" % round_, ttl=5)
+        engine.advance(seconds=10)
+    queue = engine.queue()
+    assert engine.depth() == 0
+    assert len(queue.latest) < 100
+    engine.publish(b"new", key=b"0")
+    assert engine.worker().ack_all() == [b"new"]
+
+
+def test_a_key_keeps_one_message_when_the_number_of_partitions_grows(make: MakeEngine) -> None:
+    engine = make(compacted=True, partitions=2)
+    keys = [b"key-%d" % number for number in range(20)]
+    for key in keys:
+        engine.publish(b"old " + key, key=key)
+    engine.reconfigure(partitions=7)
+    for key in keys:
+        engine.publish(b"new " + key, key=key)
+    assert engine.depth() == 20
+    engine.crash_and_restart()
+    assert sorted(engine.worker().ack_all()) == sorted(b"new " + key for key in keys)
+
+
+def test_a_message_that_fails_too_often_becomes_a_dead_letter_and_can_be_put_back(
+    make: MakeEngine,
+) -> None:
+    engine = make(compacted=True, max_retries=0)
+    engine.settings_of["dlq/tasks"] = {"compacted": False}
+    worker = engine.worker()
+    fill(engine, a=b"1")
+    worker.nack(worker.lease())
+    (letter,) = engine.letters()
+    assert letter.payload == b"1"
+    assert engine.redrive(letter)
+    assert worker.ack_all() == [b"1"]
+    assert engine.depth() == 1
+
+
+def test_the_last_messages_survive_many_snapshots_and_the_disk_holds_no_garbage(make: MakeEngine) -> None:
+    engine = make(compacted=True, cache_bytes=0, partitions=3, message_ttl=0.0)
+    chance = random.Random(5)
+    expected: dict[bytes, bytes] = {}
+    for step in range(4000):
+        key = b"%d" % chance.randrange(500)
+        expected[key] = b"%d:" % step + b"x" * 2000
+        engine.send(expected[key], key=key)
+        if step % 25 == 0:
+            engine.settle_down()
+    for _ in range(10):
+        engine.advance(minutes=1)
+    live = int(engine.queue().bytes)
+    assert sum(engine.store.segment_sizes().values()) <= 2 * live + (1 << 20)
+    engine.crash_and_restart()
+    assert sorted(engine.worker(prefetch=10).ack_all()) == sorted(expected.values())
+    for key in expected:
+        engine.send(b"new", key=key)
+    engine.settle_down()
+    assert engine.depth() == len(expected)
+
+
+@pytest.mark.parametrize("kept_before", [True, False])
+def test_a_snapshot_in_parts_says_how_things_stood_when_it_was_begun(
+    make: MakeEngine, kept_before: bool
+) -> None:
+    """Whatever is replaced or removed while it is written comes again from the log. A crash before it is whole finds
+    the one before."""
+    bench = make(compacted=True, cache_bytes=0, partitions=2, message_ttl=0.0)
+    bench.engine.create(rules_of("other", {"compacted": True}), "{}")  # without a key
+    chance = random.Random(7)
+    expected: dict[bytes, bytes] = {}
+
+    def change(count: int) -> None:
+        for _ in range(count):
+            key = b"%d" % int(60 * chance.random() ** 3)
+            if chance.random() < 0.1:
+                bench.send(b"", key=key)
+                expected.pop(key, None)
+            else:
+                expected[key] = b"%d" % chance.getrandbits(60)
+                bench.send(expected[key], key=key)
+        bench.settle_down()
+
+    bench.runner.save_at_once = 1
+    for _ in range(3):
+        change(3 * BLOCK)
+        bench.runner._snapshot()
+        saving = bench.runner._saving
+        while bench.runner._saving is saving and saving is not None:
+            change(chance.randrange(30))
+            if not kept_before:
+                break
+            bench.advance(seconds=0.002)
+        bench.crash_and_restart()
+        bench.runner.save_at_once = 1
+        bench.verify()
+        assert sorted(bench.worker(group=f"late-{chance.random()}").ack_all()) == sorted(expected.values())
+    assert bench.warnings == []
+
+
+def test_a_compacted_queue_is_one_for_life_and_its_messages_do_not_age_by_themselves() -> None:
+    assert read_config({"name": "state", "type": "compacted"}).rules().message_ttl == 0.0
+    assert (
+        read_config({"name": "state", "type": "compacted", "limits": {"message_ttl": "1h"}})
+        .rules()
+        .message_ttl
+    )
+    assert read_config({"name": "state"}).rules().message_ttl == 604_800.0
+
+
+def test_memory_goes_by_the_keys_that_live_and_not_by_what_was_ever_written(
+    compacted: EngineUnderTest,
+) -> None:
+    """Some keys are written all the time, and some were once in a while: also after a start, and for who comes late."""
+    for number in range(14 * BLOCK):
+        compacted.send(b"%d" % number, key=b"cold-%d" % number if number % 700 == 0 else b"%d" % (number % 5))
+        if number % 500 == 0:
+            compacted.settle_down()
+    compacted.settle_down()
+    cold = [b"%d" % number for number in range(0, 14 * BLOCK, 700)]
+    for _ in range(2):
+        partition = compacted.queue().partitions[0]
+        assert compacted.depth() == len(cold) + 5 == partition.live
+        assert len(partition._blocks) + len(partition._packs) <= 10
+        compacted.verify()
+        compacted.crash_and_restart()
+    got = compacted.worker(group="late").ack_all()
+    assert got[: len(cold) - 1] == cold[:-1] and len(got) == len(cold) + 5
+    compacted.verify()

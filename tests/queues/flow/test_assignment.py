@@ -1,0 +1,50 @@
+"""The shares of consumers: a pure function, tried on everything."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.queues.flow.assignment import assign
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[int, list[int], list[int]]:
+    partitions = draw(st.integers(1, 40))
+    known = draw(st.lists(st.integers(0, 60), max_size=20, unique=True))
+    before = draw(st.lists(st.sampled_from([-1, *known]), max_size=partitions))
+    consumers = draw(st.lists(st.integers(0, 60), max_size=20, unique=True))
+    return partitions, consumers, before
+
+
+@given(situations())
+def test_shares_differ_by_at_most_one(situation: tuple[int, list[int], list[int]]) -> None:
+    partitions, consumers, before = situation
+    after = assign(partitions, consumers, before)
+    assert len(after) == partitions
+    if not consumers:
+        assert after == [-1] * partitions
+        return
+    shares = [after.count(consumer) for consumer in consumers]
+    assert sum(shares) == partitions and max(shares) - min(shares) <= 1
+
+
+@given(situations())
+def test_as_few_partitions_move_as_evenness_allows(situation: tuple[int, list[int], list[int]]) -> None:
+    partitions, consumers, before = situation
+    if not consumers:
+        return
+    after = assign(partitions, consumers, before)
+    stayed = sum(1 for old, new in zip(before, after) if old == new)
+    # No even sharing can leave more in place: everybody keeps the least, and as many as may keep one more do.
+    least, more = divmod(partitions, len(consumers))
+    had = [before.count(consumer) for consumer in consumers]
+    best = sum(min(count, least) for count in had) + min(more, sum(count > least for count in had))
+    assert stayed == best
+
+
+@given(situations())
+def test_what_is_even_already_stays(situation: tuple[int, list[int], list[int]]) -> None:
+    partitions, consumers, before = situation
+    once = assign(partitions, consumers, before)
+    assert assign(partitions, consumers, once) == once

@@ -1,0 +1,321 @@
+"""The dead: where they go, what is written on them, and how they come back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sluice.message import Message, decode_headers
+from sluice.queues.flow.dead_letters import iso_time
+from tests.queues.conftest import MakeEngine
+from tests.queues.kit import START, EngineUnderTest, MemoryKeeper
+
+
+def told(*steps: list[Any]) -> str:
+    """A history as it stands in a header: times in milliseconds."""
+    return json.dumps([[round(at * 1000), *rest] for at, *rest in steps], separators=(",", ":"))
+
+
+def test_a_rejected_message_is_dead_at_once(engine: EngineUnderTest) -> None:
+    worker = engine.worker()
+    engine.publish(b"poison")
+    worker.reject(worker.lease())
+    assert engine.dead_letters() == [b"poison"] and engine.depth() == 0
+    assert engine.ledger().dead == 1 and engine.engine.queues["tasks"].dead == {"rejected": 1}
+
+
+def test_a_dead_letter_keeps_its_message_and_tells_its_story(make: MakeEngine) -> None:
+    engine = make(partitions=3)
+    engine.group("workers")
+    engine.publish(b"poison", key=b"k", props=b"\x26own", message_id=b"order-7", priority=3)
+    engine.advance(seconds=10)
+    worker = engine.worker("w-1")
+    delivery = worker.lease()
+    worker.nack(delivery, description="no luck")
+    engine.advance(seconds=5)
+    worker.reject(worker.lease(), description="no sense")
+    letter = engine.letters()[0]
+    assert (letter.payload, letter.message.key, letter.message.props) == (b"poison", b"k", b"\x26own")
+    assert letter.story == {
+        "original-queue": "tasks",
+        "original-topic": "$queue/tasks",
+        "original-partition": str(delivery.partition),
+        "original-sequence": "0",
+        "original-message-id": "order-7",
+        "original-group": "workers",
+        "original-enqueued-at": iso_time(START),
+        "original-priority": "3",
+        "dead-reason": "rejected",
+        "dead-description": "no sense",
+        "dead-at": iso_time(START + 15),
+        "attempts": "2",
+        "first-attempt-at": iso_time(START + 10),
+        "last-attempt-at": iso_time(START + 15),
+        "originalTopic": "$queue/tasks",
+        "originalMessageType": "bytes",
+        "rejectionReason": "delivery-error",
+        "rejectionTimestamp": "2027-01-15T08:00:15.000Z",
+        "rejectionMessage": "no sense",
+        "history": told(
+            [START, "enqueued", "", "", 0, ""],
+            [START + 10, "delivered", "workers", "w-1", 1, ""],
+            [START + 10, "nacked", "workers", "w-1", 1, "no luck"],
+            [START + 15, "delivered", "workers", "w-1", 2, ""],
+            [START + 15, "dead", "workers", "", 2, "rejected: no sense"],
+        ),
+    }
+
+
+def test_a_captured_message_keeps_the_topic_it_came_from(engine: EngineUnderTest) -> None:
+    worker = engine.worker()
+    engine.engine.publish(engine.queue(), _captured(), None, 0)
+    worker.reject(worker.lease())
+    assert engine.letters()[0].story["originalTopic"] == "sensors/1/temp"
+
+
+def _captured() -> Message:
+    message = Message(b"21.5")
+    message.topic = b"sensors/1/temp"
+    return message
+
+
+def test_unacceptable_goes_to_the_invalid_channel_and_the_rest_to_the_dead_letters(make: MakeEngine) -> None:
+    engine = make(invalid_name="invalid/tasks")
+    worker = engine.worker()
+    engine.publish(b"nonsense")
+    engine.publish(b"poison")
+    for delivery in worker.lease_all():
+        worker.reject(delivery, "unacceptable" if delivery.payload == b"nonsense" else "rejected")
+    assert engine.dead_letters() == [b"poison"]
+    invalid = engine.letters(channel="invalid/tasks")
+    assert [letter.payload for letter in invalid] == [b"nonsense"]
+    assert invalid[0].story["rejectionReason"] == "unacceptable"
+    assert invalid[0].story["dead-reason"] == "rejected"
+
+
+def test_unacceptable_goes_to_the_dead_letters_where_there_is_no_invalid_channel(
+    engine: EngineUnderTest,
+) -> None:
+    worker = engine.worker()
+    engine.publish(b"nonsense")
+    worker.reject(worker.lease(), "unacceptable")
+    assert engine.dead_letters() == [b"nonsense"]
+
+
+def test_unacceptable_finds_its_channel_where_there_are_no_dead_letters(make: MakeEngine) -> None:
+    engine = make(invalid_name="invalid", dlq_enabled=False)
+    worker = engine.worker()
+    engine.publish(b"nonsense")
+    worker.reject(worker.lease(), "unacceptable")
+    assert [letter.payload for letter in engine.letters(channel="invalid")] == [b"nonsense"]
+
+
+def test_where_neither_exists_a_warning_is_given_and_the_message_settled(make: MakeEngine) -> None:
+    engine = make(dlq_enabled=False)
+    worker = engine.worker()
+    engine.publish(b"poison", message_id=b"order-7")
+    worker.reject(worker.lease())
+    assert engine.depth() == 0 and engine.ledger().dead == 1
+    assert any("order-7" in warning and "no dead-letter queue" in warning for warning in engine.warnings)
+
+
+def test_a_dead_letter_queue_that_cannot_be_is_a_warning_and_no_disaster(make: MakeEngine) -> None:
+    engine = make(dlq_name="not/a//name")
+    worker = engine.worker()
+    engine.publish(b"poison")
+    worker.reject(worker.lease())
+    assert engine.depth() == 0 and len(engine.warnings) == 2
+
+
+def test_whoever_watches_for_queues_hears_of_a_dead_letter_queue_that_comes_into_being(
+    engine: EngineUnderTest,
+) -> None:
+    worker = engine.worker()
+    for number in range(3):
+        engine.publish(b"%d" % number)
+    for delivery in worker.lease_all():
+        worker.reject(delivery)
+    assert engine.made == ["dlq/tasks"]
+
+
+def test_an_alert_is_raised_for_each_death(make: MakeEngine) -> None:
+    engine = make(alert_webhook="https://example.org/hook", max_retries=0)
+    worker = engine.worker()
+    engine.publish(b"poison", message_id=b"order-7")
+    worker.nack(worker.lease())
+    alert = engine.alerts[0]
+    assert (alert.url, alert.queue, alert.dlq, alert.message_id, alert.group, alert.reason) == (
+        "https://example.org/hook",
+        "tasks",
+        "dlq/tasks",
+        "order-7",
+        "workers",
+        "max_retries",
+    )
+    assert alert.story["attempts"] == "1"
+
+
+def test_dead_letters_can_be_consumed_like_any_queue(engine: EngineUnderTest) -> None:
+    worker = engine.worker()
+    engine.publish(b"poison")
+    worker.reject(worker.lease())
+    undertaker = engine.worker(group="undertakers", queue="dlq/tasks")
+    assert undertaker.ack_all() == [b"poison"]
+    assert engine.dead_letters() == []
+
+
+@pytest.mark.parametrize("kept", range(12))
+def test_whatever_a_power_cut_leaves_of_a_death_the_message_has_one_home(kept: int) -> None:
+    keeper = MemoryKeeper()
+    engine = EngineUnderTest(keeper, max_retries=0)
+    worker = engine.worker()
+    for number in range(5):
+        engine.publish(b"%d" % number)
+    assert keeper.store is not None
+    keeper.store.hold()
+    for (
+        delivery
+    ) in worker.lease_all():  # each death is asked of the store in a frame of its own, and none is done
+        worker.reject(delivery)
+        keeper.store.release(1) if delivery.seq < kept // 3 else None
+    keeper.cut_power(keep_unsynced=kept % 3)
+    engine.start_again()
+    engine.verify()
+    dead = engine.dead_letters()
+    living = engine.worker().ack_all()
+    assert sorted(dead + living) == [b"%d" % number for number in range(5)]
+
+
+def test_a_letter_goes_back_to_the_group_that_failed_it_on_its_old_partition(make: MakeEngine) -> None:
+    engine = make(partitions=5)
+    failing = engine.worker(group="failing")
+    other = engine.worker(group="other")
+    for number in range(5):
+        engine.publish(b"%d" % number, message_id=b"id-%d" % number)
+    places = {delivery.payload: delivery.partition for delivery in failing.lease_all()}
+    other.ack_all()
+    for delivery in list(engine.group("failing").cursors):
+        for lease in list(delivery.leases.values()):
+            engine.engine.bury(lease, "rejected", "")
+    engine.settle_down()
+    for letter in engine.letters():
+        assert engine.redrive(letter)
+    again = failing.lease_all()
+    assert {one.payload: one.partition for one in again} == places
+    assert {one.name for one in again} == {b"id-%d" % number for number in range(5)}
+    assert [one.attempt for one in again] == [1] * 5
+    assert other.lease_all() == [] and engine.dead_letters() == []
+    for one in again:
+        failing.ack(one)
+        assert [name for name, _ in decode_headers(one.message.headers)] == ["history"], "the story is told"
+    assert engine.depth() == 0
+
+
+def test_a_letter_goes_to_all_groups_on_request(engine: EngineUnderTest) -> None:
+    failing = engine.worker(group="failing")
+    other = engine.worker(group="other")
+    engine.publish(b"poison")
+    other.ack_all()
+    failing.reject(failing.lease())
+    assert engine.redrive(engine.letters()[0], to_all=True)
+    assert failing.ack_all() == [b"poison"] and other.ack_all() == [b"poison"]
+
+
+def test_a_target_survives_a_crash(engine: EngineUnderTest) -> None:
+    failing = engine.worker(group="failing")
+    engine.worker(group="other").ack_all()
+    engine.publish(b"poison")
+    failing.reject(failing.lease())
+    engine.redrive(engine.letters()[0])
+    for _ in range(2):
+        engine.crash_and_restart()
+        engine.verify()
+    assert engine.worker(group="other").ack_all() == [b"poison"], "the first time, not the second"
+    assert engine.worker(group="failing").ack_all() == [b"poison"]
+    assert engine.depth() == 0
+
+
+def test_a_letter_keeps_its_priority_on_the_way_back(engine: EngineUnderTest) -> None:
+    worker = engine.worker(prefetch=1)
+    engine.publish(b"urgent", priority=7)
+    worker.reject(worker.lease())
+    worker.is_open = False
+    engine.publish(b"plain")
+    engine.redrive(engine.letters()[0])
+    worker.is_open = True
+    engine.engine.feed(worker)
+    assert worker.ack_all() == [b"urgent", b"plain"]
+
+
+def test_a_letter_that_somebody_works_on_is_not_put_back(engine: EngineUnderTest) -> None:
+    worker = engine.worker()
+    engine.publish(b"poison")
+    worker.reject(worker.lease())
+    undertaker = engine.worker(group="undertakers", queue="dlq/tasks")
+    held = undertaker.lease()
+    letter = engine.letters()[0]
+    assert not engine.redrive(letter)
+    undertaker.release(held)
+    undertaker.is_open = False
+    undertaker.leave()
+    assert engine.redrive(letter)
+    assert worker.lease().payload == b"poison" and engine.dead_letters() == []
+
+
+def test_a_letter_whose_queue_is_gone_stays(engine: EngineUnderTest) -> None:
+    worker = engine.worker()
+    engine.publish(b"poison")
+    worker.reject(worker.lease())
+    engine.engine.delete(engine.engine.find("tasks"))
+    assert not engine.redrive(engine.letters()[0])
+    assert engine.dead_letters() == [b"poison"]
+
+
+def test_a_letter_for_a_group_that_is_gone_goes_to_all(engine: EngineUnderTest) -> None:
+    worker = engine.worker(group="gone")
+    engine.publish(b"poison")
+    worker.reject(worker.lease())
+    engine.engine.drop_group(engine.group("gone"))
+    engine.redrive(engine.letters()[0])
+    assert engine.worker(group="new").ack_all() == [b"poison"]
+
+
+def test_what_was_meant_for_one_group_alone_goes_with_it(engine: EngineUnderTest) -> None:
+    worker = engine.worker(group="failing")
+    engine.group("other")
+    engine.publish(b"poison")
+    worker.reject(worker.lease())
+    engine.worker(group="other").ack_all()
+    engine.redrive(engine.letters()[0])
+    engine.engine.drop_group(engine.group("failing"))
+    engine.settle_down()
+    assert engine.depth() == 0
+    engine.crash_and_restart()
+    assert engine.depth() == 0
+
+
+def test_letters_are_purged_like_any_message(engine: EngineUnderTest) -> None:
+    worker = engine.worker()
+    for number in range(3):
+        engine.publish(b"%d" % number)
+    for delivery in worker.lease_all():
+        worker.reject(delivery)
+    assert engine.engine.purge(engine.engine.find("dlq/tasks")) == 3
+    engine.settle_down()
+    engine.crash_and_restart()
+    assert engine.dead_letters() == []
+
+
+def test_the_reasons_are_counted_across_restarts(make: MakeEngine) -> None:
+    engine = make(max_retries=0)
+    worker = engine.worker()
+    engine.publish(b"1")
+    engine.publish(b"2")
+    first, second = worker.lease_all()
+    worker.nack(first)
+    worker.reject(second)
+    for way in (engine.crash_and_restart, engine.restart):
+        way()
+        assert engine.engine.queues["tasks"].dead == {"max_retries": 1, "rejected": 1}

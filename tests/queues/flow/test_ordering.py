@@ -1,0 +1,281 @@
+"""The order of messages: per key, across failures, changes of the number of partitions, and restarts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sluice.errors import InvalidQueueConfig
+from sluice.message import fnv1a32
+from sluice.queues.model.queue_rules import ANY_ORDER, PER_KEY, STRICT
+from tests.queues.conftest import MakeEngine
+from tests.queues.kit import EngineUnderTest, Worker
+
+
+def test_of_one_key_one_message_is_out_at_a_time(engine: EngineUnderTest) -> None:
+    worker = engine.worker()
+    for number in range(5):
+        engine.publish(b"a%d" % number, key=b"a")
+        engine.publish(b"b%d" % number, key=b"b")
+    assert worker.payloads() == [b"a0", b"b0"]
+    worker.ack(worker.lease())
+    assert worker.payloads() == [b"b0", b"a1"]
+
+
+def test_later_messages_of_a_key_wait_while_one_waits_for_its_retry_and_others_flow(
+    engine: EngineUnderTest,
+) -> None:
+    worker = engine.worker()
+    for number in range(3):
+        engine.publish(b"a%d" % number, key=b"a")
+        engine.publish(b"b%d" % number, key=b"b")
+    worker.nack(worker.lease())
+    assert worker.ack_all() == [b"b0", b"b1", b"b2"]
+    engine.advance(seconds=4.9)
+    assert worker.payloads() == []
+    engine.advance(seconds=0.2)
+    assert worker.ack_all() == [b"a0", b"a1", b"a2"]
+
+
+def test_the_next_of_a_key_goes_when_the_one_before_it_dies(make: MakeEngine) -> None:
+    engine = make(max_retries=0)
+    worker = engine.worker()
+    engine.publish(b"a0", key=b"a")
+    engine.publish(b"a1", key=b"a")
+    worker.nack(worker.lease())
+    assert worker.payloads() == [b"a1"]
+
+
+def test_order_survives_a_crash_in_the_midst_of_a_retry(engine: EngineUnderTest) -> None:
+    worker = engine.worker()
+    for number in range(3):
+        engine.publish(b"a%d" % number, key=b"a")
+    worker.nack(worker.lease())
+    engine.crash_and_restart()
+    worker = engine.worker()
+    assert worker.payloads() == []
+    engine.advance(seconds=5.1)
+    assert worker.ack_all() == [b"a0", b"a1", b"a2"]
+
+
+def test_order_survives_a_move_of_the_partition(make: MakeEngine) -> None:
+    engine = make(partitions=2)
+    first = engine.worker()
+    for number in range(3):
+        engine.publish(b"%d" % number, key=b"k")
+    held = first.lease()
+    second, third = engine.worker(), engine.worker()
+    first.leave()
+    others = second.lease_all() + third.lease_all()
+    assert [one.payload for one in others] == [b"0"] and others[0].attempt == held.attempt + 1
+
+
+def test_a_batch_is_how_many_of_a_key_may_be_out(make: MakeEngine) -> None:
+    engine = make(batch_size=3)
+    worker = engine.worker()
+    for number in range(6):
+        engine.publish(b"%d" % number, key=b"k")
+    assert worker.payloads() == [b"0", b"1", b"2"]
+    first, second, third = worker.lease_all()
+    worker.nack(second)
+    worker.ack(first)
+    worker.ack(third)
+    assert worker.ack_all() == [b"3", b"4", b"5"], "first deliveries stay in order"
+    engine.advance(seconds=5)
+    assert worker.ack_all() == [b"1"], "and a retry may come after its successors"
+
+
+def test_a_strict_queue_is_one_single_line(make: MakeEngine) -> None:
+    engine = make(ordering=STRICT)
+    workers = [engine.worker() for _ in range(3)]
+    for number in range(5):
+        engine.publish(b"%d" % number, key=b"key-%d" % number)
+    assert [worker.payloads() for worker in workers].count([b"0"]) == 1
+    worker = next(one for one in workers if one.payloads())
+    worker.nack(worker.lease())
+    assert all(one.payloads() == [] for one in workers)
+    engine.advance(seconds=5)
+    assert worker.ack_all() == [b"%d" % number for number in range(5)]
+
+
+def test_without_an_order_nobody_waits(make: MakeEngine) -> None:
+    engine = make(ordering=ANY_ORDER, partitions=2)
+    worker = engine.worker()
+    for number in range(10):
+        engine.publish(b"%d" % number, key=b"k")
+    assert len(worker.payloads()) == 10
+
+
+def test_messages_without_a_key_do_not_wait_for_one_another(engine: EngineUnderTest) -> None:
+    worker = engine.worker()
+    for number in range(10):
+        engine.publish(b"%d" % number)
+    assert len(worker.payloads()) == 10
+
+
+def test_a_hot_key_does_not_hide_the_others_and_is_looked_past_only_so_far(make: MakeEngine) -> None:
+    engine = make(cache_bytes=1 << 26)
+    worker = engine.worker(prefetch=10)
+    for number in range(4000):
+        engine.send(b"hot-%d" % number, key=b"hot")
+    engine.send(b"cold", key=b"cold")
+    assert worker.payloads() == [b"hot-0", b"cold"]
+    for number in range(4000, 6000):
+        engine.send(b"hot-%d" % number, key=b"hot")
+    engine.send(b"too far", key=b"far")
+    assert worker.payloads() == [b"hot-0", b"cold"]
+    done = worker.ack_all()
+    assert [one for one in done if one.startswith(b"hot")] == [b"hot-%d" % number for number in range(6000)]
+
+
+def test_more_partitions_keep_the_order_of_each_key(make: MakeEngine) -> None:
+    engine = make(partitions=2)
+    worker = engine.worker()
+    sent: dict[bytes, list[bytes]] = {}
+
+    def publish(count: int) -> None:
+        for _ in range(count):
+            key = b"key-%d" % random.randrange(20)
+            payload = b"%s:%d" % (key, len(sent.setdefault(key, [])))
+            sent[key].append(payload)
+            engine.publish(payload, key=key)
+
+    publish(60)
+    engine.reconfigure(partitions=5)
+    publish(60)
+    engine.reconfigure(partitions=9)
+    publish(60)
+    got: dict[bytes, list[bytes]] = {}
+    queue = engine.engine.queues["tasks"]
+    assert len(queue.partitions) == 9 and len(queue.gates) == 2
+    while True:
+        deliveries = worker.lease_all()
+        if not deliveries:
+            break
+        random.shuffle(deliveries)
+        for delivery in deliveries:
+            got.setdefault(delivery.message.key, []).append(delivery.payload)
+            worker.ack(delivery)
+    assert got == sent
+    assert queue.gates == [] and engine.depth() == 0
+
+
+def test_a_gate_outlives_a_crash(make: MakeEngine) -> None:
+    engine = make(partitions=1)
+    key = next(b"%d" % number for number in range(100) if fnv1a32(b"%d" % number) % 4 != 0)
+    engine.group()
+    engine.publish(b"old", key=key)
+    engine.reconfigure(partitions=4)
+    engine.publish(b"new", key=key)
+    for way in (engine.crash_and_restart, engine.restart):
+        way()
+        worker = engine.worker()
+        delivery = worker.lease()
+        assert delivery.payload == b"old" and worker.lease_or_none() is None
+    worker.ack(delivery)
+    assert worker.ack_all() == [b"new"]
+
+
+def test_a_gate_opens_when_what_stood_before_it_expires(make: MakeEngine) -> None:
+    engine = make(partitions=1, message_ttl=60.0)
+    key = next(b"%d" % number for number in range(100) if fnv1a32(b"%d" % number) % 4 != 0)
+    worker = engine.worker()
+    worker.is_open = False
+    engine.publish(b"old", key=key)
+    engine.advance(seconds=30)
+    engine.reconfigure(partitions=4)
+    engine.publish(b"new", key=key)
+    engine.advance(seconds=31)
+    worker.is_open = True
+    engine.engine.feed(worker)
+    assert worker.ack_all() == [b"new"]
+
+
+def test_partitions_cannot_become_fewer(make: MakeEngine) -> None:
+    engine = make(partitions=4)
+    engine.queue()
+    with pytest.raises(InvalidQueueConfig, match="fewer"):
+        engine.reconfigure(partitions=3)
+    with pytest.raises(InvalidQueueConfig, match="fewer"):
+        engine.reconfigure(ordering=STRICT)
+    assert len(engine.queue().partitions) == 4
+
+
+def test_a_change_of_the_order_holds_for_what_waits(make: MakeEngine) -> None:
+    engine = make(ordering=PER_KEY)
+    worker = engine.worker()
+    for number in range(6):
+        engine.publish(b"%d" % number, key=b"k")
+    assert worker.payloads() == [b"0"]
+    engine.reconfigure(batch_size=3)
+    assert worker.payloads() == [b"0", b"1", b"2"]
+    engine.reconfigure(ordering=ANY_ORDER)
+    assert len(worker.payloads()) == 6
+    engine.reconfigure(ordering=PER_KEY, batch_size=1)
+    engine.publish(b"6", key=b"k")
+    assert len(worker.payloads()) == 6, "six of the key are out: the next one waits for all of them"
+    for delivery in worker.lease_all():
+        assert worker.payloads() == []
+        worker.ack(delivery)
+    assert worker.ack_all() == [b"6"]
+
+
+def test_a_smaller_batch_lets_the_larger_one_run_out(make: MakeEngine) -> None:
+    engine = make(batch_size=4)
+    worker = engine.worker()
+    for number in range(8):
+        engine.publish(b"%d" % number, key=b"k")
+    out = worker.lease_all()
+    assert len(out) == 4
+    engine.reconfigure(batch_size=1)
+    for delivery in out[:3]:
+        worker.ack(delivery)
+        assert worker.payloads() == []
+    worker.ack(out[3])
+    assert worker.payloads() == [b"4"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_key_is_in_order_whatever_fails(make: MakeEngine, seed: int) -> None:
+    chance = random.Random(seed)
+    engine = make(partitions=3, max_retries=1000, total_timeout=1e9, message_ttl=0.0)
+    workers: list[Worker] = [engine.worker(prefetch=7) for _ in range(3)]
+    done: dict[bytes, list[int]] = {}
+    for number in range(200):
+        engine.send(b"%d" % number, key=b"key-%d" % chance.randrange(8))
+    for _ in range(5000):
+        for worker in workers:
+            for delivery in worker.lease_all():
+                if chance.random() < 0.4:
+                    worker.nack(delivery, delay=chance.choice((-1.0, 0.0, 1.0)))
+                else:
+                    done.setdefault(delivery.message.key, []).append(int(delivery.payload))
+                    worker.ack(delivery)
+        if engine.depth() == 0:
+            break
+        engine.advance(seconds=1)
+    assert engine.depth() == 0
+    assert all(order == sorted(order) for order in done.values())
+    assert sum(len(order) for order in done.values()) == 200
+
+
+def test_an_urgent_message_behind_a_gate_does_not_hold_up_the_older_ones_of_its_key(make: MakeEngine) -> None:
+    """It waits for what waits for them: nobody would ever go."""
+    engine = make(partitions=2)
+    key = next(key for key in (b"%d" % number for number in range(999)) if _way(key, 2, 3, 5) == [1, 2, 1])
+    worker = engine.worker()
+    worker.is_open = False
+    engine.publish(b"old", key=key)
+    engine.reconfigure(partitions=3)
+    engine.publish(b"newer", key=key)
+    engine.reconfigure(partitions=5)
+    engine.publish(b"urgent", key=key, priority=9)
+    worker.is_open = True
+    engine.engine.feed(worker)
+    assert worker.ack_all() == [b"old", b"newer", b"urgent"]
+
+
+def _way(key: bytes, *counts: int) -> list[int]:
+    """The partitions of a key as their number grows."""
+    return [int(fnv1a32(key) % count) for count in counts]

@@ -1,0 +1,79 @@
+"""The books balance: every message of every group is in exactly one column."""
+
+from __future__ import annotations
+
+from sluice.queues.model.ledger import verify
+from tests.queues.conftest import MakeEngine
+from tests.queues.kit import EngineUnderTest
+
+
+def test_every_message_is_in_one_column(make: MakeEngine) -> None:
+    engine = make(delivery_timeout=1000.0)
+    worker = engine.worker(prefetch=5)
+    engine.group("idle")
+    for number in range(10):
+        engine.publish(b"%d" % number, ttl=1000 if number == 9 else 0)
+    acked, nacked, rejected, *_ = worker.lease_all()
+    worker.is_open = False
+    worker.ack(acked)
+    worker.nack(nacked, delay=500)
+    worker.reject(rejected)
+    account = engine.ledger()
+    assert (account.enqueued, account.waiting, account.delivered, account.retrying) == (10, 5, 2, 1)
+    assert (account.acked, account.dead, account.expired, account.purged) == (1, 1, 0, 0)
+    assert account.balance() == 0
+    engine.advance(seconds=1001)
+    engine.engine.purge(engine.queue())
+    account = engine.ledger()
+    assert (account.expired, account.acked, account.dead) == (1, 1, 1)
+    idle = engine.ledger("idle")
+    assert (idle.enqueued, idle.expired, idle.purged, idle.balance()) == (10, 1, 9, 0)
+
+
+def test_the_depth_is_exact(make: MakeEngine) -> None:
+    engine = make(partitions=3)
+    workers = [engine.worker(group=name) for name in ("a", "b")]
+    for number in range(30):
+        engine.publish(b"%d" % number)
+        assert engine.depth() == number + 1
+    workers[0].ack_all()
+    assert engine.depth() == 30
+    for left, delivery in enumerate(reversed(workers[1].lease_all())):
+        workers[1].ack(delivery)
+        assert engine.depth() == 29 - left
+
+
+def test_counters_survive_a_restart(make: MakeEngine) -> None:
+    engine = make(partitions=2)
+    worker = engine.worker()
+    for number in range(10):
+        engine.publish(b"%d" % number, message_id=b"%d" % (number % 9))
+    some = worker.lease_all()
+    worker.nack(some[0])
+    for delivery in some[1:4]:
+        worker.ack(delivery)
+    for way in (engine.crash_and_restart, engine.restart):
+        way()
+        queue = engine.queue()
+        assert (queue.enqueued, queue.retried, engine.depth()) == (9, 1, 6)
+        account = engine.ledger()
+        assert (account.enqueued, account.acked, account.retrying, account.waiting) == (9, 3, 1, 5)
+
+
+def test_verify_says_what_does_not_add_up(engine: EngineUnderTest) -> None:
+    engine.group()
+    engine.publish(b"1")
+    queue = engine.queue()
+    assert verify(engine.engine) == []
+    queue.depth += 1
+    queue.bytes += 5
+    cursor = engine.group().cursors[0]
+    cursor.counts[0] += 1
+    cursor.out += 1
+    faults = "\n".join(verify(engine.engine))
+    queue.depth -= 1
+    queue.bytes -= 5
+    cursor.counts[0] -= 1
+    cursor.out -= 1
+    for word in ("depth", "bytes", "not settled", "deliveries"):
+        assert word in faults

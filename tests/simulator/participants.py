@@ -1,0 +1,98 @@
+"""Who takes part: publishers, consumers with a memory, and a store that tells when something is on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from sluice.queues.model.delivery_lease import Lease
+from sluice.queues.ports import Consumer, Publisher
+from tests.queues.kit import token_of
+from tests.simulator.oracle import Oracle
+
+
+class Witness(Protocol):
+    """Who hears what the engine does."""
+
+    def receipt(self, tag: int) -> None: ...
+
+    def delivered(self, hand: Hand, lease: Lease) -> None: ...
+
+    def taken_away(self, hand: Hand, lease: Lease) -> None: ...
+
+
+class Author(Publisher):
+    def __init__(self, world: Witness) -> None:
+        super().__init__()
+        self.world = world
+
+    def stored(self, tag: int) -> None:
+        self.world.receipt(int(tag))
+
+
+class Hand(Consumer):
+    """A consumer that does nothing by itself."""
+
+    def __init__(self, world: Witness, client: str, prefetch: int, priority: int) -> None:
+        super().__init__(client, prefetch, priority, False)
+        self.world = world
+        self.has_line = True
+        self.holds: dict[tuple[int, int, int], Held] = {}
+
+    def has_room(self) -> bool:
+        return self.has_line and self.held < self.prefetch
+
+    def deliver(self, lease: Lease) -> None:
+        self.world.delivered(self, lease)
+
+    def taken_away(self, lease: Lease) -> None:
+        self.world.taken_away(self, lease)
+
+    def __repr__(self) -> str:
+        return self.client
+
+
+class Held:
+    """What a client remembers of a delivery, for as long as it likes."""
+
+    def __init__(self, lease: Lease, name: bytes, number: tuple[int, int, int], client: str) -> None:
+        self.lease = lease
+        self.name = name
+        self.number = number
+        self.token = token_of(lease)
+        self.client = client
+        self.group_name = lease.cursor.group.name
+        self.queue_name = lease.cursor.group.queue.name
+
+
+class LoggedStore:
+    """A store with the handles of the one in memory, telling the oracle what is on disk."""
+
+    def __init__(self, store: Any, oracle: Oracle) -> None:
+        self.inner = store
+        self.oracle = oracle
+        self.open = store.open
+        self.next_frame = store.next_frame
+        self.read = store.read
+        self.scan = store.scan
+        self.begin_snapshot = store.begin_snapshot
+        self.snapshot = store.snapshot
+        self.wants_snapshot = store.wants_snapshot
+        self.segment_sizes = store.segment_sizes
+        self.seal = store.seal
+        self.close = store.close
+
+    def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
+        self.oracle.frames += 1
+        self.inner.commit(frame, count, sync, _Committed(self.oracle, self.oracle.frames, sync, done))
+
+
+class _Committed:
+    def __init__(self, oracle: Oracle, number: int, sync: bool, done: Callable[[], None]) -> None:
+        self.oracle, self.number, self.sync, self.done = oracle, number, sync, done
+
+    def __call__(self) -> None:
+        self.oracle.answered = self.number
+        if self.sync:
+            self.oracle.durable = max(self.oracle.durable, self.number)
+        self.done()

@@ -1,0 +1,424 @@
+"""What the reports tell, without Java: windows that are added up, pages, what the commands refuse and say."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from sluice.cli import app
+from sluice.cli.pipelines import report_commands
+from sluice.cli.pipelines import spark_command
+from sluice.cli.support.errors import Failure
+from sluice.cli.support.output import Output
+from sluice.spark.errors import InvalidOption
+from sluice.spark.pipelines import queues
+from sluice.spark.pipelines.jobs import audit
+from sluice.spark.pipelines.jobs import dead_letters
+from sluice.spark.pipelines.jobs import flow
+from sluice.spark.pipelines.support import time_buckets
+from sluice.spark.pipelines.report import charts
+from sluice.spark.pipelines.report import formatting
+from sluice.spark.pipelines.support.latency_windows import LEAST, STEP, Count, Windows, seconds_of
+from tests.spark.conftest import House
+
+NOON = datetime(2030, 5, 17, 12, 0, tzinfo=UTC)
+HOUR = 3600
+DAY = 24 * HOUR
+
+
+def counted(
+    start: int, messages: int, queue: str = "jobs", seconds: int = 60, taking: float | None = None
+) -> Count:
+    """What Spark brings for messages that all took the same time."""
+    step = None
+    if taking is not None:
+        step = next(nth for nth in range(2000) if taking < LEAST * STEP**nth)
+    return Count(start, start + seconds, queue, step, messages, 10 * messages, taking)
+
+
+def windows(*counts: Count, most: int = 5000) -> Windows:
+    found = Windows(most=most)
+    found.add(counts)
+    return found
+
+
+@contextmanager
+def zone(name: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as elsewhere:
+        elsewhere.setenv("TZ", name)
+        time.tzset()
+        yield
+    time.tzset()
+
+
+# ---- windows
+
+
+def test_windows_are_the_same_in_whatever_order_their_messages_come() -> None:
+    counts = [
+        counted(60 * nth, 5, queue, taking=seconds)
+        for nth in range(30)
+        for queue in ("a", "b")
+        for seconds in (0.01, 2.5)
+    ]
+    known = list(windows(*counts))
+    random.Random(7).shuffle(counts)
+    late = Windows()
+    for one in counts:  # each in a batch of its own, the past of a partition behind the present of another
+        late.add([one])
+    assert list(late) == known and late.total().messages == 600
+
+
+def test_percentiles_of_all_messages_are_not_those_of_the_windows() -> None:
+    quiet = [counted(60 * nth, 1, taking=10.0) for nth in range(9)]
+    found = windows(*quiet, counted(600, 991, taking=0.1))
+    told = flow.summary(found)["latency"]
+    assert told["p50"] == pytest.approx(0.1, rel=0.025) and told["p99"] == pytest.approx(0.1, rel=0.025)
+    assert (told["p99_worst"], told["slowest"]) == (pytest.approx(10.0, rel=0.025), 10.0)
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.0015, 0.25, 3.0, 86_400.0])
+def test_a_latency_is_told_within_a_fortieth_and_never_beyond_the_slowest(seconds: float) -> None:
+    [row] = windows(counted(0, 3, taking=seconds))
+    assert row["p50"] == pytest.approx(seconds, rel=0.025)
+    assert row["p99"] <= row["slowest"] == seconds
+    assert seconds_of(0) == 0.0
+
+
+def test_windows_become_longer_before_they_become_too_many_and_nothing_is_lost() -> None:
+    found = windows(*(counted(60 * nth, 2) for nth in range(10_000)), most=1000)
+    assert len(found) <= 1000 and found.total().messages == 20_000
+    assert (found.wanted, found.seconds) == (60, 900)
+    assert found.peak() == pytest.approx(2 / 60)
+    assert "Windows of 1 min would be too many: these are of 15 min" in flow.report(found, "jobs", NOON)
+    many = windows(*(counted(0, 1, f"q{nth}") for nth in range(50)), most=10)
+    assert len(many.queues()) == 50 and many.total().messages == 50
+
+
+def test_two_messages_a_year_apart_make_a_small_page() -> None:
+    for seconds in (1, 7, 60):
+        found = windows(counted(0, 1, seconds=seconds), counted(364 * DAY, 1, seconds=seconds))
+        assert found.seconds == seconds and len(found) == 2
+        assert len(flow.report(found, "jobs", NOON)) < 100_000
+    assert "<circle" in flow.report(windows(counted(0, 1), counted(120, 1)), "jobs", NOON)
+
+
+def test_a_flow_of_nothing_and_one_without_times_have_a_page_too() -> None:
+    assert "Nothing has come through" in flow.report(Windows(), "jobs", NOON)
+    assert flow.summary(Windows())["messages"] == 0 and flow.summary(Windows())["window"] is None
+    untimed = windows(counted(0, 5))
+    assert "--since" in flow.report(untimed, "jobs", NOON) and "p99" not in flow.report(untimed, "jobs", NOON)
+    assert flow.summary(untimed)["latency"] is None
+
+
+def test_spans_are_never_too_many_however_long_it_is() -> None:
+    for size in (1, 7, 10, 60, 300, 3600, DAY, 1_000_000):
+        for seconds in (0, 100, DAY, 400 * DAY, 60_000 * DAY):
+            found = time_buckets.coarser(size, seconds, 96)
+            assert seconds / found <= 96 and found % size == 0
+    assert time_buckets.coarser(60, 6 * HOUR, 96) == 300
+
+
+@pytest.mark.parametrize("place", ["Europe/Berlin", "America/New_York", "Asia/Kolkata"])
+@pytest.mark.parametrize("month", [3, 10, 11])
+def test_a_flow_across_a_change_of_the_clocks_has_all_its_windows(place: str, month: int) -> None:
+    first = int(datetime(2026, month, 1, tzinfo=UTC).timestamp())
+    with zone(place):
+        found = windows(*(counted(first + HOUR * nth, 100, seconds=HOUR) for nth in range(31 * 24)))
+        told = flow.summary(found)
+        assert (told["windows"], told["peak_per_second"]) == (31 * 24, 100 / HOUR)
+        assert all(one["end"] - one["start"] == timedelta(hours=1) for one in found)
+        assert "2026" in flow.report(found, "jobs", NOON)
+
+
+# ---- words and charts
+
+
+def test_the_labels_of_an_axis_are_all_different() -> None:
+    for axis in (charts.NUMBERS, charts.COUNTS, charts.TIMES):
+        for power in range(-8, 9):
+            for digit in (0, 1, 1.3, 2, 3.7, 5, 6, 8, 9.9):
+                top, ticks = axis.scale(digit * 10.0**power)
+                said = [axis.show(tick) for tick in ticks]
+                assert top >= digit * 10.0**power * 0.999 and len(set(said)) == len(said) > 1, said
+    assert [formatting.lasting(tick) for tick in charts.scale_duration(5000)[1]] == [
+        "0 ms",
+        "30 min",
+        "1 h",
+        "1 h 30 min",
+    ]
+
+
+def test_rates_are_told_per_what_makes_a_number_of_them() -> None:
+    rates = (0.0, 1 / DAY / 2, 1 / 300, 1 / 60, 0.5, 2.5, 1234)
+    assert [formatting.rate(one) for one in rates] == [
+        "0/s",
+        "0.5/d",
+        "12/h",
+        "1/min",
+        "30/min",
+        "2.5/s",
+        "1.2k/s",
+    ]
+    slow = flow.report(windows(counted(0, 1, seconds=300), counted(300, 1, seconds=300)), "jobs", NOON)
+    assert "messages per hour" in slow and "12/h" in slow and "0/s" not in slow
+    assert formatting.rate(1 / 300, like=5.0) == "0.00333/s"  # in one column with others
+
+
+def test_latencies_of_nothing_have_an_axis_too() -> None:
+    page = flow.report(windows(counted(0, 5, taking=0.0), counted(60, 5, taking=0.0)), "jobs", NOON)
+    assert [re.search(f">{nth} ms</text>", page) is not None for nth in range(5)] == [True] * 5
+
+
+def test_a_payload_that_was_cut_is_judged_as_what_it_is() -> None:
+    text = ("あ" * 200).encode()
+    assert formatting.text_of(text[:400], length=len(text)) == "あ" * 133 + "…"
+    assert formatting.text_of(text[:400]) == "(400 B, not text)"  # there it ends in the middle of a letter
+    assert formatting.text_of(b"\xff" * 400, length=1 << 20) == "(1.0 MiB, not text)"
+    assert formatting.text_of(b"short", length=5) == "short"
+
+
+def test_queues_beyond_those_that_have_a_colour_are_told_as_one() -> None:
+    found = windows(
+        *(counted(60 * nth, 100 - queue, f"q{queue:02}") for nth in range(2) for queue in range(60))
+    )
+    page = flow.report(found, "all", NOON)
+    assert "q06" in page and "53 others" in page
+    assert "The 50 busiest; and 10 others, not shown." in page
+    eight = flow.report(windows(*(counted(0, 1, f"q{nth}") for nth in range(8))), "all", NOON)
+    assert "other" not in eight
+
+
+# ---- dead letters
+
+
+class Frame:
+    """A DataFrame of which only the rows matter."""
+
+    def __init__(self, *rows: dict[str, Any]) -> None:
+        self._rows = [SimpleNamespace(asDict=lambda row=row: row) for row in rows]
+
+    def collect(self) -> list[Any]:
+        return self._rows
+
+
+def test_letters_that_died_while_the_clocks_changed_keep_their_order_and_their_bars() -> None:
+    begin = int(datetime(2026, 10, 24, 18, tzinfo=UTC).timestamp())
+    with zone("Europe/Berlin"):
+        # As Spark hands them over: the hour from two to three o'clock is there twice.
+        frame: Any = Frame(
+            *(
+                {"start": datetime.fromtimestamp(begin + HOUR * nth), "cause": None, "letters": 1}
+                for nth in range(12)
+            )
+        )
+        spans_ = dead_letters._collected(frame)
+    starts = [one["start"] for one in spans_]
+    assert starts == time_buckets.fill(starts, timedelta(hours=1)) and len(set(starts)) == 12
+    found = dead_letters.Findings(12, 0, 1, starts[0], starts[-1], timedelta(hours=1), spans=spans_)
+    assert dead_letters.report(found, "jobs", NOON).count("<title>2026-") == 12
+
+
+def letters_of(*numbers: int) -> dead_letters.Shares:
+    return dead_letters.Shares(
+        9, [{"why": f"reason {nth}", "letters": number} for nth, number in enumerate(numbers)]
+    )
+
+
+def test_reasons_and_groups_beyond_the_most_frequent_are_told_as_one() -> None:
+    bars = letters_of(50, 30).bars(100, lambda one: str(one["why"]))
+    assert [(name, value) for name, value, _ in bars] == [
+        ("reason 0", 50),
+        ("reason 1", 30),
+        ("7 others", 20),
+    ]
+    groups = dead_letters.Shares(1, [{"failed_queue": "jobs", "group": "mail", "letters": 100}])
+    found = dead_letters.Findings(100, 0, 1, NOON, NOON, reasons=letters_of(50, 30), groups=groups)
+    page = dead_letters.report(found, "jobs", NOON)
+    assert page.count(">7 others<") == 1 and ">mail<" in page
+
+
+# ---- audit
+
+
+def test_a_source_may_be_what_a_group_has_to_do_or_the_letters_of_a_queue() -> None:
+    assert audit.parse("queue:a?group=w#string(key)") == audit.Source("queue", "a", "string(key)", "w")
+    assert audit.parse("letters:a") == audit.Source("letters", "a", "")
+    for wrong in ("queue:?group=w", "queue:a?group=", "letters:"):
+        with pytest.raises(InvalidOption, match="names no source"):
+            audit.parse(wrong)
+
+
+class Side:
+    """The rows of a side, which notes when it is read."""
+
+    def __init__(self, name: str, read: list[str]) -> None:
+        self.name = name
+        self._read = read
+
+    def persist(self) -> Side:
+        return self
+
+    def unpersist(self) -> None:
+        self._read.append(f"forgotten {self.name}")
+
+    def count(self) -> int:
+        self._read.append(self.name)
+        return 0
+
+
+def test_what_waits_is_read_before_what_became_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def side_of(spark: object, queues: object, source: audit.Source) -> Side:
+        read.append(f"opened {source.place}")
+        return Side(source.place, read)
+
+    def judge(sides: dict[str, Side]) -> audit.Verdict:
+        read.append("judged")
+        return audit.Verdict(sorted(sides))
+
+    monkeypatch.setattr(audit, "side_of", side_of)
+    monkeypatch.setattr(audit, "judge", judge)
+    nobody: Any = None
+    given = {name: audit.Source("queue", name, "") for name in ("published", "acked", "dead", "waiting")}
+    assert audit.run(nobody, nobody, given).known == ["acked", "dead", "published", "waiting"]
+    assert read[:2] == ["opened waiting", "waiting"]
+    assert read[2:] == ["opened published", "opened acked", "opened dead", "judged", "forgotten waiting"]
+
+
+class Asked:
+    """Queues that note what is asked of them."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
+    def exists(self, queue: str) -> bool:
+        return True
+
+    def homes(self, queue: str) -> list[str]:
+        return [] if queue == "well" else ["failed"]
+
+    def read(self, spark: object, queue: str, **more: str) -> str:
+        self.said.append((queue, more))
+        return "rows"
+
+    def letters(self, spark: object, queue: str, homes: list[str]) -> str:
+        self.said.append((queue, homes))
+        return "letters"
+
+
+def test_a_side_is_read_as_its_source_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "identified", lambda rows, expression: (rows, expression))
+    asked: Any = Asked()
+    spark: Any = SimpleNamespace(createDataFrame=lambda rows, schema: schema)
+    sources = ("queue:a,b", "queue:a?group=w#key", "letters:a", "letters:well")
+    found: list[Any] = [audit.side_of(spark, asked, audit.parse(one)) for one in sources]
+    assert found == [("rows", ""), ("rows", "key"), ("letters", ""), "id string"]
+    of_group = {"group": "w", "startingOffsets": "group", "failOnDataLoss": "false"}
+    assert asked.said == [("/a,b/", {}), ("a", of_group), ("a", ["failed"])]
+
+
+class Notes:
+    """A visit of a broker whose queue `jobs` has a group `w` and sends its dead letters to `failed`."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.out = SimpleNamespace(note=self.said.append)
+
+    def groups(self, queue: str) -> set[str]:
+        return {"w"}
+
+    def homes(self, queue: str) -> list[str]:
+        self.said.append(f"looked for the letters of {queue}")
+        return []
+
+    def describe(self, queue: str) -> dict[str, Any]:
+        stats = {"name": queue, "dlq": "failed", "is_dead_letters": queue == "failed"}
+        return {"stats": stats, "config": {"dlq_config": {}}}
+
+
+def test_an_audit_says_what_it_would_take_for_waiting_and_refuses_a_group_that_is_not_there() -> None:
+    visit: Any = Notes()
+    report_commands._check_source(visit, "waiting", audit.parse("queue:jobs"))
+    assert len(visit.said) == 1 and "queue:jobs?group=w" in visit.said[0]
+    report_commands._check_source(visit, "waiting", audit.parse("queue:jobs?group=w"))
+    report_commands._check_source(visit, "dead", audit.parse("letters:jobs"))
+    assert visit.said[1:] == ["looked for the letters of jobs"]
+    with pytest.raises(Failure, match="jobs has no group x"):
+        report_commands._check_source(visit, "waiting", audit.parse("queue:jobs?group=x"))
+    with pytest.raises(Failure, match="holds no dead letters") as refused:
+        report_commands._check_source(visit, "dead", audit.parse("queue:jobs"))
+    assert "queue:failed" in refused.value.do and "letters:jobs" in refused.value.do
+
+
+# ---- commands
+
+
+def test_a_comma_in_the_name_of_a_queue_is_a_part_of_it(house: House) -> None:
+    assert queues.exactly("a/b", "c") == "a/b,c"
+    told = queues.exactly("a,b", "c.d")
+    assert [name for name in ("a,b", "c.d", "a", "b", "cxd") if queues.reads(told, name)] == ["a,b", "c.d"]
+    for name in (house.queue, f"{house.queue},b"):
+        house.fill([name], queue=name)
+    assert house.values(**queues._choice(queues.exactly(f"{house.queue},b"))) == [f"{house.queue},b"]
+
+
+def command(*words: str) -> Result:
+    return CliRunner().invoke(app, ["pipeline", *words], env={"SLUICE_URL": "http://127.0.0.1:1"})
+
+
+def test_an_option_that_would_do_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    letters = {"stats": {"is_dead_letters": True}}
+    monkeypatch.setattr(spark_command.SparkVisit, "check_queue", lambda visit, name: letters)
+    table = ["--to", str(tmp_path / "table")]
+    for words, said in (
+        (["flow", "-q", "a", "--every", "10s"], "--every does nothing without --follow"),
+        (["compact", "-q", "a", "--to-queue", "b", "--group", "g"], "--group does nothing with --to-queue"),
+        (["archive", "-q", "dlq/a", *table, "-g", "g"], "--group does nothing for dlq/a"),
+        (
+            [
+                "transform",
+                "-q",
+                "a",
+                "--to",
+                "b",
+                "--checkpoint",
+                "c",
+                "--watermark",
+                "1m",
+                "--function",
+                "x.py:f",
+            ],
+            "--watermark does nothing with --function",
+        ),
+    ):
+        ran = command(*words)
+        assert ran.exit_code == 2 and said in ran.stderr, ran.stderr
+
+
+def test_a_dry_run_without_letters_answers_like_one_with_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_command.SparkVisit, "homes", lambda visit, queue: [])
+    dry, wet = (command("redrive", "-q", "a", "--json", *more) for more in (["--dry-run"], ["--yes"]))
+    assert json.loads(dry.stdout) == {"would_put_back": 0, "letters": []}
+    assert json.loads(wet.stdout) == {"put_back": 0, "skipped": 0}
+
+
+def test_work_is_seen_to_go_on_by_whoever_looks_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Output(as_json=False).working().disable
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    assert not Output(as_json=False).working().disable
+    assert Output(as_json=True).working().disable

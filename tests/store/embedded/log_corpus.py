@@ -1,0 +1,291 @@
+"""Logs and snapshots whose checksums are right and whose contents are anything: what must hold when
+a start reads them.
+
+The start succeeds or ends with a `StoreError`, the sentence that an operator reads, and with
+nothing else: no other
+exception, no endless loop. What was accepted can be counted (`verify`), written as a snapshot and
+read again.
+
+`history()` is the short life of a broker, with something of everything in it. `open_notes` and
+`open_snapshot` put any bytes in the place of a part of it, with right checksums.
+The fuzzer (`fuzz/fuzz_store.py`) and `tests/store/embedded/test_log_corpus.py` share this file.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, lru_cache
+from random import Random
+from types import FrameType
+
+from google_crc32c import value as crc32c
+
+from sluice.errors import StoreError
+from sluice.queues.flow import lifecycle
+from sluice.queues.flow import removal
+from sluice.queues.bulk.bulk_ops import note_batch
+from sluice.queues.bodies.codec import ZstdCodec
+from sluice.queues.config import QueueConfig, read_config
+from sluice.queues.engine import Engine
+from sluice.queues.model.ledger import verify
+from sluice.queues.log.recovery import EngineLoader
+from sluice.queues.model.queue_rules import Rules
+from sluice.queues.log.incremental_snapshot import Saving
+from sluice.store.embedded.frame_format import frame_head
+from sluice.store.embedded.log_recovery import Recoverer
+from sluice.store.snapshot_policy import Pace
+from sluice.store.protocol import HEADER_BYTES
+from tests.broker.namespaces.kit import QueueHouse, join, put, settle, take
+from tests.store.embedded.simulated_disk import Disk
+
+SALT = 0
+MOST_SECONDS = 10.0  # one input: a thousand times what a sound one takes
+NOW = 1_800_000_000.0
+NUMBERS = (
+    0,
+    1,
+    2,
+    3,
+    -1,
+    255,
+    1 << 16,
+    1 << 31,
+    (1 << 31) - 1,
+    1 << 32,
+    1 << 47,
+    1 << 48,
+    1 << 62,
+    -(1 << 63),
+)
+
+
+class TooSlow(BaseException):
+    """Not an `Exception`: nothing that reads a store may take it for damage."""
+
+
+class History:
+    """Frames of a log, and a snapshot of all that they add up to, as it stands in its file."""
+
+    def __init__(self, frames: list[bytes], snapshot: bytes) -> None:
+        self.frames = frames
+        self.snapshot = snapshot
+
+
+@lru_cache(64)
+def config_from(name: str, text: str) -> QueueConfig:
+    return read_config(json.loads(text), name)
+
+
+def rules_from(name: str, text: str) -> Rules:
+    return config_from(name, text).rules()
+
+
+def no_queue(name: str) -> tuple[Rules, str]:
+    raise StoreError(f"queue {name!r} cannot be made here")
+
+
+def new_engine() -> Engine:
+    engine = Engine(no_queue, lambda: 0.5, codec=ZstdCodec())
+    engine.now = engine.started_at = NOW
+    return engine
+
+
+def live(house: QueueHouse) -> None:
+    """A short life with something of everything: queues of each kind, groups, failures, sessions,
+    last values."""
+    clerk = house.connect_lasting("clerk")
+    for config in (
+        {"name": "jobs", "partitions": 2, "retry_policy": {"max_retries": 2}},
+        {"name": "states", "type": "compacted", "partitions": 2},
+        {"name": "kept", "limits": {"retention": "1h"}},
+    ):
+        put(clerk, "$admin/queue/create", json.dumps(config).encode())
+    worker = house.connect("worker")
+    join(worker, "$queue/jobs", consumer_group="one")
+    join(worker, "$queue/states", consumer_group="one")
+    join(house.connect("other"), "$queue/jobs", consumer_group="two")
+    for nth in range(12):
+        put(
+            clerk,
+            "$queue/jobs",
+            b"job %d" % nth,
+            wishes={"partition-key": f"k{nth % 3}", "message-id": f"m{nth}"},
+        )
+        put(clerk, "$queue/states", b"%d" % nth if nth % 4 else b"", wishes={"partition-key": f"k{nth % 3}"})
+    put(clerk, "$queue/jobs", b"later", wishes={"delay": "1h", "priority": "3"})
+    put(clerk, "$queue/kept", b"x" * 600)
+    for nth, message in enumerate(take(worker)):
+        settle(worker, ("ack", "nack", "reject", "release", "ack")[nth % 5], message)
+    house.advance(20)
+    for message in take(worker)[:3]:
+        settle(worker, "nack", message)
+    clerk.subscribe("mail/#", qos=2)
+    clerk.drop()
+    maker = house.connect_lasting("maker")
+    for nth in range(3):
+        maker.publish(f"mail/{nth}", b"letter %d" % nth, 2, retain=nth > 0)
+    for nth in range(6):
+        put(maker, f"$ECQ/w/car-{nth % 2}/key-{nth % 3}", b"value %d" % nth)
+    put(maker, "$ECQ/w/car-1/key-1", b"")
+    join(house.connect("car-0"), "$ECQ/car-0/#", 1)
+    engine = house.engine
+    note_batch(engine, "app", 3, 10)
+    engine.seek(engine.queues["jobs"].groups["two"], [1, 1])
+    removal.purge(engine, engine.queues["kept"])
+    put(maker, "$queue/gone", b"x")
+    lifecycle.delete(engine, engine.queues["gone"])
+    engine.drop_group(engine.queues["jobs"].groups["two"])
+    put(maker, "$queue/jobs", b"last")
+    house.advance(1)
+
+
+@cache
+def history() -> History:
+    house = QueueHouse()
+    frames: list[bytes] = []
+    house.runner.frame_kept = lambda frame: frames.append(frame.data)
+    live(house)
+    saving = Saving(house.engine, 1000)
+    while not saving.save_some():
+        pass
+    kept = [frame for frame in frames if frame]
+    place = struct.pack("<5q", len(kept), 1, len(log_of(kept)), 1, 1)
+    return History(kept, place + b"".join(saving.pieces()))
+
+
+def mend(body: bytes) -> tuple[bytes, int]:
+    """`body` cut into records by their sizes, each with its right checksum; and how many they
+    are."""
+    out = bytearray()
+    count = 0
+    at = 0
+    while at < len(body):
+        size = int.from_bytes(body[at + 4 : at + 8], "little")
+        if size < HEADER_BYTES or at + size > len(body):
+            size = len(body) - at
+        record = bytearray(body[at : at + size].ljust(HEADER_BYTES, b"\0"))
+        record[4:8] = len(record).to_bytes(4, "little")
+        record[:4] = crc32c(bytes(record[4:])).to_bytes(4, "little")
+        out += record
+        count += 1
+        at += size
+    return bytes(out), count
+
+
+def log_of(bodies: list[bytes], first: int = 1) -> bytes:
+    parts: list[bytes] = []
+    for lsn, body in enumerate(bodies, first):
+        sound, count = mend(body)
+        parts += [frame_head(len(sound), count, 0, lsn, SALT), sound]
+    return b"".join(parts)
+
+
+@cache
+def log_before(nth: int) -> bytes:
+    return log_of(history().frames[:nth])
+
+
+@contextmanager
+def in_time() -> Iterator[None]:
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise TooSlow
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def start(files: dict[str, bytes], again: bool) -> str:
+    """Read a directory as a start does; with `again`, what was accepted is saved and read again.
+    Returns what became
+    of it: `opened`, or the kind of refusal."""
+    disk = Disk(Random(1))
+    for name, data in files.items():
+        disk.put(f"/disk/{name}", data)
+    with in_time():
+        engine = new_engine()
+        loader = EngineLoader(engine, rules_from)
+        try:
+            Recoverer(disk, "/disk", SALT, 64 << 20, False, loader, Pace(64 << 20), True).run()
+            loader.finish()
+        except StoreError as refusal:
+            return f"refused: {type(refusal).__name__} {first_cause(refusal)}"
+        verify(engine)
+        engine.keeping.restore([])
+        if again:
+            save_and_load(engine)
+    return f"opened: {len(engine.queues)} {len(engine.groups)} {len(engine.warnings)}"
+
+
+def first_cause(error: BaseException) -> str:
+    """The kind of the first exception in a chain, and the function that raised it."""
+    while error.__cause__ is not None or error.__context__ is not None:
+        error = error.__cause__ or error.__context__ or error
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{type(error).__name__} {trace.tb_frame.f_code.co_name if trace is not None else ''}"
+
+
+def save_and_load(engine: Engine) -> None:
+    saving = Saving(engine, 1000)
+    while not saving.save_some():
+        pass
+    try:
+        loader = EngineLoader(new_engine(), rules_from)
+        loader.load_snapshot(b"".join(saving.pieces()))
+        loader.finish()
+    except StoreError as refusal:
+        raise AssertionError("what was accepted cannot be read again") from refusal
+
+
+def open_notes(nth: int, body: bytes) -> str:
+    """Frame `nth` of the history holds `body`; the two behind it are as they were."""
+    frames = history().frames
+    nth %= len(frames)
+    log = log_before(nth) + log_of([body, *frames[nth + 1 : nth + 3]], nth + 1)
+    return start({"00000001.log": log}, crc32c(log) % 8 == 0)
+
+
+def open_snapshot(body: bytes) -> str:
+    """The snapshot file holds `body` behind its checksum."""
+    name = f"{len(history().frames):016x}.state"
+    data = b"SLS1" + crc32c(body).to_bytes(4, "little") + body
+    return start({"00000001.log": log_before(len(history().frames)), name: data}, crc32c(data) % 8 == 0)
+
+
+def mutated(data: bytes, draw: Random, others: list[bytes]) -> bytes:
+    """`data` with a few small accidents: numbers that are absurd, lengths, flipped bits, parts of
+    something else."""
+    out = bytearray(data)
+    for _ in range(draw.choice((1, 1, 2, 4))):
+        at = draw.randrange(len(out) + 1)
+        size = draw.choice((1, 4, 8, 8, 16))
+        match draw.randrange(7):
+            case 0 if at < len(out):
+                out[at] ^= 1 << draw.randrange(8)
+            case 1 if at < len(out):
+                out[at] = draw.randrange(256)
+            case 2:
+                out[at : at + 8] = draw.choice(NUMBERS).to_bytes(8, "little", signed=True)
+            case 3:
+                out[at : at + 4] = draw.choice((0, 1, -1, 5, 1 << 16, -(1 << 31))).to_bytes(
+                    4, "little", signed=True
+                )
+            case 4:
+                del out[at : at + size]
+            case 5:
+                out[at:at] = out[at : at + size * 4]
+            case _:
+                other = draw.choice(others)
+                start_at = draw.randrange(len(other) + 1)
+                out[at:at] = other[start_at : start_at + draw.choice((8, 40, 120))]
+    return bytes(out)

@@ -1,0 +1,393 @@
+"""The embedded store alive: its directory, its two threads, its failures, and a process that is killed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from sluice.errors import StoreFailed, StoreLocked, StoreNotOpened
+from sluice.store.embedded import EmbeddedStore, Files
+from sluice.store.embedded.reader import WINDOW_BYTES
+from sluice.store.memory import MemoryStore
+from sluice.store.protocol import Store
+from tests.store.embedded import killed_process
+from tests.store.kit import PATIENCE_SECONDS, Hands, Past, StoreUnderTest, frame_of, message
+
+
+def test_both_stores_have_the_face_of_a_store(tmp_path: Path) -> None:
+    hands = Hands()
+    stores: list[Store] = [
+        MemoryStore(hands.call_soon),
+        EmbeddedStore(str(tmp_path), hands.call_soon, lambda fault: None),
+    ]
+    for store in stores:
+        assert store.open(Past()).messages == 0
+        store.close()
+
+
+def test_a_second_process_is_told_who_has_the_store(embedded: StoreUnderTest, tmp_path: Path) -> None:
+    second = StoreUnderTest(embedded.directory)
+    with pytest.raises(
+        StoreLocked, match=f"open in another process, number {os.getpid()}.*Stop that process"
+    ):
+        second.open()
+    embedded.commit(message(1))
+    embedded.store.close()
+    assert [record.seq for record in second.open().past.records] == [1]
+    second.store.close()
+
+
+def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("a file")
+    with pytest.raises(StoreNotOpened, match=r"store cannot be opened.*Give a directory"):
+        StoreUnderTest(tmp_path / "store").open()
+
+
+def test_only_the_owner_can_read_the_files(embedded: StoreUnderTest) -> None:
+    assert embedded.directory is not None
+    embedded.fill_segment(0)
+    embedded.snapshot(b"s")
+    for path in embedded.directory.iterdir():
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_giving_back_segments_gives_back_the_disk(embedded: StoreUnderTest) -> None:
+    directory = embedded.directory
+    assert directory is not None
+    addresses = [address for start in range(0, 5000, 1000) for address in embedded.fill_segment(start)]
+    assert None not in embedded.read(addresses)  # the reader has them open now
+    embedded.snapshot(b"s", free=[1, 2, 3, 4, 5])
+    assert embedded.read(addresses[:1]) == [None]  # and has answered since it was told to let go
+    assert sum(path.stat().st_size for path in directory.glob("0*")) < 1000
+    links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    assert not [link for link in links if str(directory) in link and "deleted" in link]
+
+
+def test_more_segments_than_files_may_be_open_are_read(tmp_path: Path) -> None:
+    store = StoreUnderTest(tmp_path / "store", segment_bytes=500).open()
+    addresses = [store.commit(message(seq, b"%400d" % seq))[0] for seq in range(300)]
+    assert addresses[-1] >> 32 > 100
+    for _ in range(2):
+        assert store.bodies(addresses) == [b"%400d" % seq for seq in range(300)]
+    ours = [path for path in Path("/proc/self/fd").iterdir() if str(tmp_path) in os.path.realpath(path)]
+    assert len(ours) < 70
+    store.store.close()
+
+
+class CountingFiles(Files):
+    """Counts and hinders: how many reads, what is to fail, how much one write may take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+        self.syncs = 0
+        self.synced = threading.Event()
+        self.fail_write = 0
+        self.fail_sync = 0
+        self.fail_reads = 0
+        self.free = 1 << 40
+        self.may_sync = threading.Event()
+        self.may_sync.set()
+
+    def read(self, fd: int, size: int, at: int) -> bytes:
+        self.reads += 1
+        if self.fail_reads:
+            self.fail_reads -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        assert size <= WINDOW_BYTES or size > 10 * WINDOW_BYTES
+        return super().read(fd, size, at)
+
+    def free_bytes(self, directory: str) -> int:
+        return self.free
+
+    def write(self, fd: int, parts: list[bytes], at: int) -> None:
+        if self.fail_write:
+            raise OSError(self.fail_write, os.strerror(self.fail_write))
+        super().write(fd, parts, at)
+
+    def write_synced(self, fd: int, parts: list[bytes], at: int) -> None:
+        self.write(fd, parts, at)
+        self.sync(fd)
+
+    def sync(self, fd: int) -> None:
+        assert self.may_sync.wait(PATIENCE_SECONDS)
+        if self.fail_sync:
+            raise OSError(self.fail_sync, os.strerror(self.fail_sync))
+        super().sync(fd)
+        self.syncs += 1
+        self.synced.set()
+
+
+def test_bytes_that_are_written_and_synced_in_one_step_are_all_there(tmp_path: Path) -> None:
+    files = Files()
+    fd = files.create(str(tmp_path / "log"))
+    files.write(fd, [b"before"], 0)
+    files.write_synced(fd, [b"head", b"body" * 1000], 6)
+    assert files.read(fd, 5000, 0) == b"beforehead" + b"body" * 1000
+    files.close(fd)
+
+
+def test_small_frames_are_written_over_zeros_that_were_laid_out_for_them(embedded: StoreUnderTest) -> None:
+    assert embedded.directory is not None
+    log = embedded.directory / "00000001.log"
+    embedded.commit(message(1))
+    embedded.commit(message(2))  # answered when the first has been followed by zeros
+    size = log.stat().st_size
+    embedded.commit(message(3))
+    assert log.stat().st_size == size > embedded.store.segment_sizes()[1]
+
+
+def test_a_killed_store_opens_without_a_word_about_zeros(embedded: StoreUnderTest, tmp_path: Path) -> None:
+    assert embedded.directory is not None
+    for seq in (1, 2, 3):
+        embedded.commit(message(seq))
+    killed_copy = StoreUnderTest(tmp_path / "copy")
+    assert killed_copy.directory is not None
+    shutil.copytree(embedded.directory, killed_copy.directory)
+    (killed_copy.directory / "lock").unlink()
+    killed_copy.open()
+    assert [record.seq for record in killed_copy.past.records] == [1, 2, 3]
+    assert killed_copy.report.torn_bytes == 0 and killed_copy.report.notes == []
+    killed_copy.store.close()
+
+
+def test_neither_a_full_segment_nor_a_closed_store_has_zeros_behind_its_log(embedded: StoreUnderTest) -> None:
+    assert embedded.directory is not None
+    embedded.fill_segment(0)
+    embedded.commit(message(9999))
+    sizes = embedded.store.segment_sizes()
+    assert len(sizes) == 2
+    assert (embedded.directory / "00000001.log").stat().st_size == sizes[1]
+    embedded.store.close()
+    assert (embedded.directory / "00000002.log").stat().st_size == sizes[2]
+
+
+def test_neighbours_are_read_together(tmp_path: Path) -> None:
+    files = CountingFiles()
+    store = StoreUnderTest(tmp_path / "store", files, 64 << 20).open()
+    addresses = store.commit(*[message(seq, b"m" * 1000) for seq in range(2000)])
+    files.reads = 0
+    assert None not in store.read(random.Random(1).sample(addresses, 2000))
+    assert files.reads <= 4
+    store.store.close()
+
+
+def test_one_sync_per_commit_and_it_comes_before_the_answer(tmp_path: Path) -> None:
+    files = CountingFiles()
+    store = StoreUnderTest(tmp_path / "store", files, 64 << 20).open()
+    files.syncs = 0
+    for seq in range(20):
+        store.commit(message(seq))
+        assert files.syncs == seq + 1
+    files.may_sync.clear()
+    answers: list[int] = []
+    store.start_commit(message(20), done=lambda: answers.append(1))
+    while (tmp_path / "store" / "00000001.log").stat().st_size < 21 * 68:
+        pass  # until the writer stands before the sync
+    assert not store.hands.turn_once() and not answers
+    files.may_sync.set()
+    store.hands.turn_until(lambda: bool(answers))
+    store.store.close()
+
+
+def test_a_commit_without_sync_is_answered_at_once_and_synced_within_the_interval(tmp_path: Path) -> None:
+    files = CountingFiles()
+    store = StoreUnderTest(tmp_path / "store", files, sync_seconds=0.01).open()
+    files.syncs = 0
+    files.may_sync.clear()
+    store.commit(message(1), sync=False)
+    assert files.syncs == 0
+    files.synced.clear()
+    files.may_sync.set()
+    assert files.synced.wait(PATIENCE_SECONDS), "nobody committed again, and it was synced all the same"
+    store.store.close()
+
+
+def test_closing_syncs_what_was_committed_without(tmp_path: Path) -> None:
+    files = CountingFiles()
+    store = StoreUnderTest(tmp_path / "store", files, sync_seconds=1000.0).open()
+    files.syncs = 0
+    store.commit(message(1), sync=False)
+    assert files.syncs == 0
+    store.store.close()
+    assert files.syncs == 1
+
+
+@pytest.mark.parametrize(("write", "sync"), [(errno.ENOSPC, 0), (errno.EIO, 0), (0, errno.EIO)])
+def test_after_one_failed_write_or_sync_nothing_is_acknowledged_again(
+    tmp_path: Path, write: int, sync: int
+) -> None:
+    files = CountingFiles()
+    store = StoreUnderTest(tmp_path / "store", files).open()
+    store.commit(message(1))
+    files.fail_write, files.fail_sync = write, sync
+    answers: list[int] = []
+    store.start_commit(message(2), done=lambda: answers.append(2))
+    store.hands.turn_until(lambda: bool(store.failures))
+    files.fail_write = files.fail_sync = 0
+    store.start_commit(message(3), done=lambda: answers.append(3))
+    store.store.snapshot([b"s"], [], lambda: answers.append(4))
+    store.store.close()
+    store.hands.turn_once()
+    assert answers == []
+    (fault,) = store.failures
+    assert isinstance(fault, StoreFailed) and os.strerror(write or sync) in str(fault)
+    assert 1 in [record.seq for record in store.reopen().past.records]
+    store.store.close()
+
+
+def test_a_frame_that_recovery_would_throw_away_is_never_acknowledged(embedded: StoreUnderTest) -> None:
+    answers: list[int] = []
+    embedded.store.commit(frame_of([message(1)]), 2, True, lambda: answers.append(1))
+    embedded.hands.turn_until(lambda: bool(embedded.failures))
+    assert not answers and "does not hold the 2 records" in str(embedded.failures[0])
+
+
+def test_a_write_that_the_system_takes_in_pieces_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole_pwritev, whole_pwrite = os.pwritev, os.pwrite
+    monkeypatch.setattr(
+        os, "pwritev", lambda fd, parts, at, flags=0: whole_pwritev(fd, [parts[0][:9]], at, flags)
+    )
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: whole_pwrite(fd, data[:100], at))
+    store = StoreUnderTest(tmp_path / "store").open()
+    addresses = store.commit(message(1, b"a" * 1000), message(2, b"b" * 1000))
+    assert store.reopen().bodies(addresses) == [b"a" * 1000, b"b" * 1000]
+    store.store.close()
+
+
+def test_the_rest_of_a_write_that_the_system_takes_in_pieces_is_synced_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RWF_DSYNC covers the bytes of its own call alone: what the system did not take needs an fdatasync."""
+    calls: list[str] = []
+    whole_pwritev, whole_pwrite, whole_fdatasync = os.pwritev, os.pwrite, os.fdatasync
+
+    def pwritev(fd: int, parts: list[bytes], at: int, flags: int = 0) -> int:
+        calls.append("write")
+        return whole_pwritev(fd, [parts[0][:9]], at, flags)
+
+    def pwrite(fd: int, data: bytes, at: int) -> int:
+        calls.append("write")
+        return whole_pwrite(fd, data[:100], at)
+
+    def fdatasync(fd: int) -> None:
+        calls.append("sync")
+        whole_fdatasync(fd)
+
+    files = Files()
+    fd = files.create(str(tmp_path / "log"))
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    files.write_synced(fd, [b"head", b"body" * 100], 0)
+    monkeypatch.undo()
+    assert files.read(fd, 500, 0) == b"head" + b"body" * 100
+    assert calls.count("sync") == 1 and calls[-1] == "sync" and len(calls) > 3
+    files.close(fd)
+
+
+def test_a_loop_that_closed_first_does_not_keep_the_store_from_closing(tmp_path: Path) -> None:
+    class ClosedLoop(Hands):
+        def call_soon(self, *args: object) -> None:
+            raise RuntimeError("Event loop is closed")
+
+    hands = ClosedLoop()
+    store = EmbeddedStore(str(tmp_path / "store"), hands.call_soon, lambda fault: None)
+    store.open(Past())
+    store.commit(frame_of([message(1)]), 1, True, lambda: None)
+    store.close()
+    past = Past()
+    store.open(past)
+    store.close()
+    assert len(past.records) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path, seed: int) -> None:
+    """A child commits, snapshots and gives back, and says what it does. It is killed in the middle, three times."""
+    draw = random.Random(seed)
+    directory = tmp_path / "store"
+    told: dict[str, set[int]] = {"kept": set(), "settling": set(), "settled": set()}
+    for life in range(3):
+        child = subprocess.Popen(
+            [sys.executable, killed_process.__file__, str(directory), str(seed), str(1 + 1_000_000 * life)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            encoding="ascii",
+        )
+        assert child.stdout is not None
+        stop_at = draw.randrange(100, 2000)
+        for nth, line in enumerate(child.stdout):
+            word, number = line.split()
+            told[word].add(int(number))
+            if nth == stop_at:
+                child.kill()
+        child.stdout.close()
+        assert child.wait() == -9
+    past = killed_process.Live()
+    store = StoreUnderTest(directory)
+    store.store.open(past)
+    live = past.addresses
+    missing = told["kept"] - told["settling"] - set(live)
+    assert not missing, f"acknowledged and gone: {sorted(missing)[:5]}"
+    assert not told["settled"] & set(live), "settled and back again"
+    assert store.bodies(list(live.values())) == [killed_process.body_for(seq) for seq in live]
+    store.store.close()
+
+
+def test_a_read_that_fails_for_a_moment_is_made_again(tmp_path: Path) -> None:
+    files = CountingFiles()
+    store = StoreUnderTest(tmp_path / "store", files).open()
+    addresses = store.commit(message(1))
+    files.fail_reads = 2
+    assert store.read(addresses) != [None]
+    assert files.fail_reads == 0 and not store.failures
+    store.store.close()
+
+
+def test_who_asks_hears_when_the_disk_is_nearly_full_and_when_it_is_not(tmp_path: Path) -> None:
+    files = CountingFiles()
+    files.free = 10 << 20
+    said: list[str] = []
+    store = StoreUnderTest(tmp_path / "store", files, min_free_bytes=64 << 20, on_short=said.append).open()
+    store.hands.turn_until(lambda: bool(said))
+    assert "10 MiB are left" in said[0] and "min_free is 64 MiB" in said[0]
+    store.commit(message(1))  # what comes all the same is kept: acknowledgements make room
+    files.free = 100 << 20
+    store.hands.turn_until(lambda: len(said) > 1)
+    assert said[1:] == [""]
+    store.store.close()
+
+
+def test_a_connection_more_than_there_are_descriptors_does_not_stop_the_log(tmp_path: Path) -> None:
+    store = StoreUnderTest(tmp_path / "store", segment_bytes=500).open()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    try:
+        taken.append(os.open(os.devnull, os.O_RDONLY))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 30, hard))
+        with suppress(OSError):
+            while len(taken) < 100:
+                taken.append(os.dup(taken[0]))
+        assert len(taken) < 100
+        addresses = store.fill_segment(0) + store.fill_segment(100)
+        store.snapshot(b"s")
+        assert None not in store.read(addresses)
+        assert not store.failures
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        store.store.close()

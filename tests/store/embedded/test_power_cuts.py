@@ -1,0 +1,262 @@
+"""The embedded store under power cuts and kills at any change to any file, against a model that forgets nothing.
+
+What must hold after each: the frames that came back are the first k that were committed, whole and in order; k is at
+least the last one that was answered as synced, and after a mere kill the last one that was answered at all; and from
+snapshot, rows and records together exactly those messages are live that are live after frame k, each of them readable.
+So nothing acknowledged is lost, nothing settled comes back, and no frame is there in part. The disk never rots here,
+so the store must never refuse to open.
+
+A short run by default; `SLUICE_LONG=1` for 40 times as much, `SLUICE_SEED=n` for one seed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+from pathlib import Path
+
+import pytest
+
+from sluice.errors import StoreDamaged
+from sluice.store.embedded.frame_format import frame_head
+from sluice.store.protocol import NOTE
+from tests.store.embedded.simulated_disk import Disk, PowerCut, check_power_cut
+from tests.store.kit import Made, StoreUnderTest, frame_of, message, note
+
+CUTS = 150 * (40 if os.environ.get("SLUICE_LONG") else 1)
+SEEDS = [int(os.environ["SLUICE_SEED"])] if "SLUICE_SEED" in os.environ else list(range(6))
+
+
+def body_for(seq: int) -> bytes:
+    """Bodies of many sizes; some look like the frames that they lie in, in all but the salt."""
+    if seq % 11 == 0:
+        record = frame_of([message(seq)])
+        return frame_head(len(record), 1, 0, 1_000_000 + seq, 0) + record + bytes(1000)
+    return seq.to_bytes(4, "big") * (seq * 37 % 700)
+
+
+class Frame:
+    """A frame of the model: what it adds and what it settles. Its note carries its number, so that recovery tells."""
+
+    def __init__(self, number: int, messages: list[int], settled: list[int]) -> None:
+        self.number = number
+        self.messages = messages
+        self.settled = settled
+
+    def records(self) -> list[Made]:
+        body = struct.pack(f"<{1 + len(self.settled)}q", self.number, *self.settled)
+        return [*[message(seq, body_for(seq)) for seq in self.messages], note(0, body)]
+
+
+class Rig:
+    """A store on the disk, the model beside it, and the steps that an engine would take."""
+
+    def __init__(self, seed: int, disk: Disk | None = None) -> None:
+        self.draw = random.Random(seed)
+        self.disk = disk or Disk(self.draw)
+        self.disk.draw = self.draw
+        self.number = 0  # of the last frame handed over
+        self.synced = 0  # of the last frame that was answered as synced
+        self.answered = 0  # of the last frame that was answered at all
+        self.next_seq = 1
+        self.live: dict[int, int] = {}  # seq -> address, as the engine sees it
+        self.sure: set[int] = set()  # live after frame `sure_number`
+        self.sure_number = 0
+        self.frames: list[Frame] = []  # handed over since then
+        self.cuts = 0
+        self.share_of_syncs = 1.0
+        self.torn = 0
+        self.store = self.open()
+
+    def open(self) -> StoreUnderTest:
+        """Start; often enough the power goes again while it does."""
+        while True:
+            self.disk.cut_after(self.draw.randrange(12) if self.draw.random() < 0.3 else None)
+            store = StoreUnderTest(
+                Path("/disk"), self.disk, self.draw.choice((8, 32, 128)) << 10, sync_seconds=1000.0
+            )
+            try:
+                store.open()
+            except PowerCut:
+                self.cuts += 1
+                self.go_down(0.5)
+                continue
+            self.disk.cut_after(None)
+            return store
+
+    def run(self, cuts: int) -> None:
+        while self.cuts < cuts:
+            self.disk.cut_after(self.draw.randrange(80))
+            self.share_of_syncs = self.draw.choice((0.2, 0.7, 1.0))
+            while not self.store.failures:
+                self.step()
+            self.store.store.close()
+            self.store.hands.turn_once()  # a failure that the threads reported last
+            check_power_cut(self.store.failures)
+            self.cuts += 1
+            self.go_down(0.3)
+            self.store = self.open()
+            self.check()
+        self.store.store.close()
+
+    def go_down(self, share_of_kills: float) -> None:
+        if self.draw.random() < share_of_kills:
+            self.disk.restart()
+        else:
+            self.disk.reboot()
+            self.answered = self.synced  # the rest was within reach
+
+    def step(self) -> None:
+        lot = self.draw.random()
+        if lot < 0.06 or self.store.store.wants_snapshot():
+            self.snapshot()
+        elif lot < 0.08:
+            self.store.store.seal()
+        elif lot < 0.2 and self.live:
+            self.commit(sorted(self.live)[:3], [])  # compaction: the oldest written again, further on
+        else:
+            count = self.draw.choice((1, 1, 2, 5, 20))
+            new = list(range(self.next_seq, self.next_seq + count))
+            self.next_seq += count
+            waiting = sorted(self.live)
+            most = self.draw.choice((6, 14)) if len(waiting) < 300 else 40
+            settled = self.draw.sample(waiting, self.draw.randint(0, min(len(waiting), most)))
+            self.commit(new, settled)
+
+    def commit(self, messages: list[int], settled: list[int]) -> None:
+        self.number += 1
+        frame = Frame(self.number, messages, settled)
+        self.frames.append(frame)
+        sync = self.draw.random() < self.share_of_syncs
+        answers: list[int] = []
+        addresses = self.store.start_commit(*frame.records(), sync=sync, done=lambda: answers.append(1))
+        self.store.hands.turn_until(lambda: bool(answers or self.store.failures))
+        if answers:
+            self.live.update(zip(messages, addresses))
+            for seq in settled:
+                del self.live[seq]
+            self.answered = self.number
+            if sync:
+                self.synced = self.number
+
+    def snapshot(self) -> None:
+        homes = {address >> 32 for address in self.live.values()}
+        free = [segment for segment in self.store.store.segment_sizes() if segment not in homes]
+        state = struct.pack(f"<{1 + len(self.live)}q", self.number, *self.live)
+        number, answers = self.number, list[int]()
+        self.store.store.snapshot([state], free, lambda: answers.append(1))
+        if self.draw.random() < 0.7:
+            self.store.hands.turn_until(lambda: bool(answers or self.store.failures))
+            if answers:
+                self.synced = number
+
+    def check(self) -> None:
+        past, report = self.store.past, self.store.report
+        self.torn += report.torn_bytes > 0
+        last, live = 0, dict[int, int]()
+        if past.snapshot is not None:
+            last, *known = (value for (value,) in struct.iter_unpack("<q", past.snapshot))
+            places = {row.seq: row.address for row in past.rows}
+            lost = [seq for seq in known if seq not in places]
+            assert not lost, f"live in the snapshot, and in no index: {lost}"
+            live = {seq: places[seq] for seq in known}
+        pending: dict[int, int] = {}
+        for record in past.records:
+            if record.kind == NOTE:
+                number, *settled = (value for (value,) in struct.iter_unpack("<q", record.body))
+                assert number == last + 1, f"frame {number} came back after frame {last}"
+                last = number
+                live.update(pending)
+                pending = {}
+                for seq in settled:
+                    del live[seq]
+            else:
+                pending[record.seq] = record.address
+        assert not pending, "a frame came back without its end"
+        assert last >= self.answered, (
+            f"frame {self.answered} was acknowledged, {last} is the last that came back"
+        )
+        assert set(live) == self.expected(last)
+        bodies = self.store.bodies(list(live.values()))
+        assert bodies == [body_for(seq) for seq in live], "a live message cannot be read"
+        self.live, self.number, self.synced, self.answered = live, last, last, last
+        self.sure, self.sure_number, self.frames = set(live), last, []
+
+    def expected(self, number: int) -> set[int]:
+        live = set(self.sure)
+        for frame in self.frames[: number - self.sure_number]:
+            live |= set(frame.messages)
+            live -= set(frame.settled)
+        return live
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.timeout(3600 if os.environ.get("SLUICE_LONG") else 60)
+def test_a_power_cut_at_any_change_loses_nothing_acknowledged(seed: int) -> None:
+    rig = Rig(seed)
+    rig.run(CUTS)
+    assert rig.torn > CUTS // 20, "the cuts must tear frames, or they prove little"
+    assert rig.next_seq > CUTS * 20
+
+
+@pytest.mark.parametrize("lot", range(8))
+def test_a_kill_at_any_change_and_then_a_power_cut_loses_nothing(lot: int) -> None:
+    """The start between the two sees names that no directory sync has covered. Once it removed what a snapshot of
+    such a name no longer needed; the power cut brought back the snapshot before it, and not the segments."""
+    for changes in range(45):
+        disk = Disk(random.Random(lot * 1000 + changes))
+        store = StoreUnderTest(Path("/disk"), disk, 2000).open()
+        disk.cut_after(changes)
+        kept: list[int] = []
+        for seq in range(1, 13):
+            if store.try_commit(message(seq, bytes(600))):
+                kept.append(seq)
+                if seq % 5 == 0:
+                    store.store.snapshot([b""], [1], lambda: None)
+        store.store.close()
+        store.hands.turn_once()
+        check_power_cut(store.failures)
+        disk.restart()
+        store.reopen().store.close()
+        disk.reboot()
+        store.reopen()
+        found = {record.seq for record in [*store.past.rows, *store.past.records]}
+        freed = {1, 2, 3, 4}
+        assert set(kept) - freed <= found
+        store.store.close()
+
+
+class DiskThatLies(Disk):
+    """Answers a sync without doing it, once the store has been made."""
+
+    def sync(self, fd: int) -> None:
+        if self.changes < 40:
+            super().sync(fd)
+        self._change()
+        self._check()
+
+    def write_synced(self, fd: int, parts: list[bytes], at: int) -> None:
+        if self.changes < 40:
+            super().write_synced(fd, parts, at)
+        else:
+            self.write(fd, parts, at)
+
+
+class DiskThatForgetsNames(Disk):
+    def sync_directory(self, path: str) -> None:
+        if self.changes < 40:
+            super().sync_directory(path)
+        self._change()
+        self._check()
+
+
+@pytest.mark.parametrize("kind", [DiskThatLies, DiskThatForgetsNames])
+def test_these_power_cuts_would_find_a_store_that_does_not_sync(kind: type[Disk]) -> None:
+    found = []
+    for seed in range(5):
+        try:
+            Rig(seed, kind(random.Random(seed))).run(50)
+        except (AssertionError, StoreDamaged, KeyError) as fault:
+            found.append(fault)
+    assert len(found) == 5

@@ -1,0 +1,221 @@
+"""Pages of the documentation as tests read them: fenced blocks, the commands and programs among them, and a shell to
+run these in. What a fence is called says what is done with it:
+
+    sh run          run by bash; what it says is the `text output` block behind it, `...` stands for anything, and
+                    as the first line for all lines before. Without
+                    such a block it may say what it likes, and every command must end well
+    python run      likewise, by Python
+    python file=X   written to the page's folder under this name, for the commands behind it; also toml, json
+    sh, python      are not there: what a reader can copy has been run
+
+Addresses are those of the test's broker and directories of the system lie below the page's folder; commands that ask or
+go on for ever have somebody at a terminal (person.py), and programs that a test cannot have are stood in for
+(stand_ins.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+from tests.support.broker_process import Broker, same_build
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    str(page.relative_to(ROOT))
+    for pattern in ("*.md", "docs/**/*.md", "bench/*.md", "fuzz/*.md")
+    for page in ROOT.glob(pattern)
+)
+CLI = Path(__file__).with_name("quick_cli.py")
+PERSON = Path(__file__).with_name("person.py")
+STAND_INS = Path(__file__).with_name("stand_ins.py")
+PEERS = Path(__file__).with_name("peers")
+STOOD_IN = ("apt-get", "docker", "journalctl", "pip", "python3.11", "systemctl")
+FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"\w+ file=(\S+)")
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """The fenced blocks of a page: info string and text."""
+    return [(found["info"], found["text"]) for found in FENCE.finditer((ROOT / page).read_text("utf-8"))]
+
+
+def commands(page: str) -> list[tuple[str, str]]:
+    """Each `sh run` block, and what the `text output` block behind it says."""
+    return [(text, output) for info, text, output in steps(page) if info == "sh run"]
+
+
+def steps(page: str) -> list[tuple[str, str, str]]:
+    """Each block that something is done with: info string, text, and the output behind it."""
+    return [
+        (info, text, next_text if next_info == "text output" else "")
+        for (info, text), (next_info, next_text) in pairwise([*blocks(page), ("", "")])
+        if info.endswith(" run") or FILE.fullmatch(info)
+    ]
+
+
+def check(script: str, output: str, folder: Path, environ: dict[str, str]) -> None:
+    """Run a script and compare all it says, line by line; `...` in the page stands for anything. Where the page shows
+    nothing, every command of it must end well."""
+    done = subprocess.run(
+        ["bash", "-c", script] if output else ["bash", "-e", "-o", "pipefail", "-c", script],
+        cwd=folder,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=55,
+    )
+    if not output:
+        assert done.returncode == 0, f"exit code {done.returncode}\n{script}\n{done.stdout}"
+        return
+    # "Timed out" is mosquitto_sub at the end of the time that -W gives it.
+    said = [narrow(line) for line in done.stdout.splitlines() if line.rstrip() not in ("Timed out", "")]
+    wanted = [line for line in output.splitlines() if line]
+    if wanted[0] == "...":  # whatever comes before the rest
+        said = ["...", *said[len(said) - len(wanted) + 1 :]]
+    assert len(said) == len(wanted), done.stdout
+    for line, pattern in zip(said, wanted, strict=True):
+        words = re.escape(narrow(pattern)).replace(re.escape("..."), ".*")
+        assert re.fullmatch(words, line), f"{line!r} is not {pattern!r}\n{done.stdout}"
+
+
+def narrow(line: str) -> str:
+    """A line of a table whose columns are as wide as they were on another day."""
+    return re.sub(r" {2,}", "  ", line.rstrip())
+
+
+def stand_in(words: list[str]) -> None:
+    """Let the stand-in for a program look at what a page says to it."""
+    environ = {**os.environ, "STAND_IN_PATH": "/usr/bin/" + words[0]}
+    done = subprocess.run(
+        [sys.executable, str(STAND_INS), *words], env=environ, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 0, done.stderr
+
+
+class QuickCli:
+    """A process that forks commands: see quick_cli.py. `serve` and `worker`, sent signals, are started as ever."""
+
+    def __init__(self, folder: Path) -> None:
+        self._socket = folder / "cli"
+        self._process = subprocess.Popen(
+            [sys.executable, str(CLI), str(self._socket)], env=same_build(), stdout=subprocess.PIPE
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"ready\n"
+
+    def script(self) -> str:
+        """What `sluice` is. In a block that PERSON is set for, somebody answers its questions, and ends it."""
+        real = f'"{sys.executable}" -m sluice "$@"'
+        person = f'exec "{sys.executable}" -I -S "{PERSON}"'
+        return f"""case "$PERSON $*" in
+yes\\ serve*) {person} --ends 1 {real} ;;
+yes\\ worker*) {person} --ends 2 {real} ;;
+yes\\ top | yes\\ *--follow*) {person} --ends 1 {real} ;;
+*--yes* | *--dry-run*) ;;
+yes\\ user\\ [ap]* | yes\\ *delete* | yes\\ *purge* | yes\\ dlq\\ retry*) {person} {real} ;;
+\\ serve* | \\ worker*) exec {real} ;;
+esac
+exec "{sys.executable}" -I -S "{CLI}" "{self._socket}" "$@"
+"""
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+class Shell:
+    """A folder and an environment in which `sluice`, `python` and the mosquitto clients are those of the test, and
+    speak to its broker."""
+
+    def __init__(self, folder: Path, broker: Broker, quick: QuickCli) -> None:
+        self.folder = folder
+        self.root = folder / "root"
+        self._tools = folder / ".venv" / "bin"
+        self._tools.mkdir(parents=True)
+        self.add("sluice", quick.script())
+        self.add("python", f'exec "{sys.executable}" "$@"')
+        for name in STOOD_IN:
+            self.add(name, self._stand_in(name))
+        self._copy_scripts()
+        for place in ("etc/systemd/system", "opt", "var/lib"):
+            (self.root / place).mkdir(parents=True)
+        settings = folder / ".config"
+        settings.mkdir()
+        for name in ("mosquitto_pub", "mosquitto_sub", "mosquitto_rr"):
+            (settings / name).write_text(f"-h {broker.mqtt.host}\n-p {broker.mqtt.port}\n")
+        for name in ("examples", "tests"):
+            (folder / name).symlink_to(ROOT / name)
+        usual = same_build()
+        self.environ = {
+            **usual,
+            "PATH": f"{self._tools}:{os.environ['PATH']}:/usr/sbin",  # Debian keeps servers there
+            "PYTHONPATH": f"{usual['PYTHONPATH']}:{PEERS}",
+            "SLUICE_LISTEN__MQTT": "127.0.0.1:0",  # of a broker that the page starts: ports that are free
+            "SLUICE_HTTP": "127.0.0.1:0",
+            "SLUICE_GRPC": "127.0.0.1:0",
+            "XDG_CONFIG_HOME": str(settings),
+            "PAGE_ROOT": str(self.root),
+            "PERSON": "",
+        }
+        self.turn_to(broker)
+
+    def turn_to(self, broker: Broker) -> None:
+        self._broker = broker
+        self.environ["SLUICE_MQTT"] = str(broker.mqtt)
+        self.environ["SLUICE_URL"] = f"http://{broker.address('http')}"
+
+    def do(self, info: str, text: str, output: str) -> None:
+        """Take one step of a page."""
+        if file := FILE.fullmatch(info):
+            (self.folder / file[1]).write_text(self.here(text))
+        elif info == "sh run":
+            alone = "yes" if not re.search(r"&$", text, re.MULTILINE) else ""
+            check(self.here(text), output, self.folder, {**self.environ, "PERSON": alone})
+        else:
+            program = self.folder / ".program.py"
+            program.write_text(self.here(text).replace("mqtt://localhost", f"mqtt://{self._broker.mqtt}"))
+            check("python .program.py", output, self.folder, self.environ)
+
+    def here(self, text: str) -> str:
+        """With the addresses and directories of this test. A broker that is started takes ports that are free."""
+        serve = re.compile(r"^sluice serve.*$", re.MULTILINE)
+        text = serve.sub(lambda line: re.sub(r"(?<!/)127\.0\.0\.1:\d+", "127.0.0.1:0", line[0]), text)
+        text = re.sub(r'"0\.0\.0\.0:\d+"', '"127.0.0.1:0"', text)
+        for port, door in (("8080", "http"), ("1883", "mqtt"), ("9090", "grpc")):
+            text = re.sub(rf"\b(127\.0\.0\.1|localhost):{port}\b", str(self._broker.address(door)), text)
+        mqtt = self._broker.mqtt
+        text = text.replace('connect("localhost")', f'connect("{mqtt.host}", {mqtt.port})')
+        text = text.replace("--pid 4711", f"--pid {self._broker.process.pid}")
+        return re.sub(r"(?<![\w./-])/(etc|opt|var/lib)/", rf"{self.root}/\1/", text)
+
+    def add(self, name: str, words: str) -> None:
+        tool = self._tools / name
+        tool.write_text(f"#!/bin/bash\n{words}\n")
+        tool.chmod(0o755)
+
+    def _stand_in(self, name: str) -> str:
+        return f'STAND_IN_PATH=$0 exec "{sys.executable}" "{STAND_INS}" {name} "$@"'
+
+    def _copy_scripts(self) -> None:
+        """The scripts of the checkout, which is prepared already."""
+        (self.folder / "scripts").mkdir()
+        (self.folder / "bench").mkdir()
+        for name in ("scripts/serve", "scripts/adversity", "bench/compare"):
+            shutil.copy(ROOT / name, self.folder / name)
+        (self.folder / "bench/comparison").symlink_to(ROOT / "bench/comparison")
+        self.add("package", self._stand_in("package"))
+        (self.folder / "scripts" / "package").symlink_to(self._tools / "package")
+        (self.folder / "scripts" / "_env").write_text(
+            'set -euo pipefail\ncd "$(dirname "${BASH_SOURCE[0]}")/.."\n'
+            "VENV=.venv PYTHON_IN_VENV=.venv/bin/python\n"
+            "prepare_tools() { :; }\nprepare_sluice() { :; }\n"
+        )

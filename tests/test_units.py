@@ -1,0 +1,70 @@
+"""Addresses and durations as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.units import Address, parse_address, parse_duration, path_segment, show_duration
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:1883", Address("127.0.0.1", 1883)),
+        ("localhost:0", Address("localhost", 0)),
+        ("[::1]:65535", Address("::1", 65535)),
+        (" broker.example:8883 ", Address("broker.example", 8883)),
+    ],
+)
+def test_an_address_is_read_and_written_back(text: str, address: Address) -> None:
+    assert parse_address(text) == address
+    assert str(address) == text.strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("1883", "127.0.0.1:1883"),
+        (":1883", "0.0.0.0:1883"),
+        ("::1:1883", r"\[::1\]:1883"),
+        ("[]:1883", "HOST:PORT"),
+        ("host:65536", "from 0"),
+        ("host:-1", "from 0"),
+        ("host:mqtt", "from 0"),
+        ("host:", "from 0"),
+    ],
+)
+def test_a_bad_address_is_refused_with_what_to_write(text: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=hint):
+        parse_address(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("200ms", 0.2), ("5s", 5), ("1.5s", 1.5), ("5m", 300), ("3h", 10800), ("7d", 604800)],
+)
+def test_a_duration_is_read_and_written_back(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+    assert parse_duration(show_duration(seconds)) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("zero", [0, 0.0, "0", "0s", "0ms"])
+def test_zero_needs_no_unit(zero: object) -> None:
+    assert parse_duration(zero) == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [(10, '"10s"'), ("10", '"10s"'), ("soon", '"5m"'), ("-5s", '"5m"'), ("5 weeks", '"5m"')],
+)
+def test_a_duration_without_a_unit_is_refused_with_what_to_write(value: object, hint: str) -> None:
+    with pytest.raises(ValueError, match=hint):
+        parse_duration(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "segment"),
+    [("a/b", "a%2Fb"), (".", "%2E"), ("..", "%2E%2E"), ("...", "..."), ("a.b", "a.b"), ("grün", "gr%C3%BCn")],
+)
+def test_a_segment_of_a_path_is_never_dots_alone(text: str, segment: str) -> None:
+    assert path_segment(text) == segment

@@ -1,0 +1,106 @@
+"""Jobs that are done already are skipped, by each kind of memory."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from sluice.client import Delivery
+from sluice.testing import VirtualBroker
+from sluice.worker import DoneLog, MemoryDone, RedisDone, SqliteDone, Worker
+from tests.client.servers import free_port
+from tests.support.external_programs import need_redis
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    program = need_redis()
+    port = free_port()
+    process = subprocess.Popen(
+        [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"],
+        cwd=tmp_path_factory.mktemp("redis"),
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        with redis.Redis(port=port) as client:
+            deadline = time.monotonic() + 30
+            while True:
+                try:
+                    client.ping()
+                    break
+                except redis.ConnectionError:
+                    assert time.monotonic() < deadline and process.poll() is None
+                    time.sleep(
+                        0.02
+                    )  # there is no event to wait for: the program does not say when it listens
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+async def done(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[DoneLog]:
+    log: DoneLog
+    if request.param == "memory":
+        log = MemoryDone()
+    elif request.param == "sqlite":
+        log = SqliteDone(tmp_path / "done.db")
+    else:
+        log = RedisDone(request.getfixturevalue("redis_url"), prefix=f"{tmp_path}:")
+    yield log
+    await log.close()
+
+
+async def test_a_job_that_comes_again_after_it_was_done_is_skipped(
+    sluice_broker: VirtualBroker, done: DoneLog
+) -> None:
+    app, did = Worker(name="w"), []
+
+    @app.task("jobs", done=done)
+    async def job(delivery: Delivery) -> None:
+        did.append(delivery.text)
+        if delivery.text == "fails" and len(did) < 3:
+            raise ValueError("not done")
+
+    async with sluice_broker.working(app):
+        for _ in range(2):  # beyond the dedup window the queue takes the id again
+            await sluice_broker.publish("jobs", "pay", id="pay-1")
+            await sluice_broker.advance(minutes=3)
+        assert did == ["pay"]
+        await sluice_broker.publish("jobs", "fails", id="fails-1")
+        await sluice_broker.advance(minutes=3)
+    assert did == ["pay", "fails", "fails"]
+    assert sluice_broker.ledger("jobs", "w").acked == 3
+
+
+async def test_what_is_done_is_known_to_the_next_process(tmp_path: Path) -> None:
+    first = SqliteDone(tmp_path / "done.db")
+    await first.add("job-1")
+    await first.close()
+    second = SqliteDone(tmp_path / "done.db")
+    assert await second.has("job-1") and not await second.has("job-2")
+    await second.close()
+
+
+async def test_sqlite_forgets_after_its_time(tmp_path: Path) -> None:
+    now = 0.0
+    log = SqliteDone(tmp_path / "done.db", keep="1h", clock=lambda: now)
+    await log.add("job-1")
+    now = 3599.0
+    assert await log.has("job-1")
+    now = 3601.0
+    assert not await log.has("job-1")
+    await log.close()
+
+
+async def test_memory_forgets_the_oldest_beyond_its_limit() -> None:
+    log = MemoryDone(limit=2)
+    for name in ("a", "b", "c"):
+        await log.add(name)
+    assert [await log.has(name) for name in ("a", "b", "c")] == [False, True, True]
